@@ -73,6 +73,10 @@ double tile_rate(const std::string& isa, int threads, double seconds) {
   return measure(isa, threads, seconds, [&](Context& ctx) { return measure_tiles(ctx, seconds); });
 }
 
+double int8_rate(const std::string& isa, int threads, double seconds) {
+  return measure(isa, threads, seconds, [&](Context& ctx) { return measure_int8(ctx, seconds); });
+}
+
 double linear_rate(const std::string& isa, int threads, const std::string& format, int64_t m,
                    int64_t n, int64_t k, double seconds, const std::string& epilogue_name,
                    const std::optional<TileOrder>& order) {
@@ -80,7 +84,7 @@ double linear_rate(const std::string& isa, int threads, const std::string& forma
   check_size("n", n);
   check_size("k", k);
   const Epilogue epilogue = to_epilogue(epilogue_name);
-  if (epilogue == Epilogue::silu_mul && n % 32 != 0) {
+  if (is_gated(epilogue) && n % 32 != 0) {
     throw_error(ErrorCode::invalid_request, "n: got ", n, ", expected a multiple of 32");
   }
   return measure(isa, threads, seconds, [&](Context& ctx) {
@@ -145,6 +149,8 @@ void bind_bench(py::module_& m) {
         py::arg("seconds"), "Measures the bytes per second of a streaming sum.");
   m.def("measure_tiles", &tile_rate, py::arg("isa"), py::arg("threads"), py::arg("seconds"),
         "FLOP per second of register-only products.");
+  m.def("measure_int8", &int8_rate, py::arg("isa"), py::arg("threads"), py::arg("seconds"),
+        "Operations per second of register-only products of bytes.");
   m.def(
       "measure_linear", &linear_rate, py::arg("isa"), py::arg("threads"), py::arg("weight_format"),
       py::arg("m"), py::arg("n"), py::arg("k"), py::arg("seconds"), py::arg("epilogue") = "store",

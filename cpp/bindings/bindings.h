@@ -44,7 +44,8 @@ std::vector<int32_t> to_token_ids(py::handle value, const std::string& name);
 // Converts "float32", "float16" or "bfloat16"; throws Error(code) naming `what` for any other name.
 DType to_dtype(const std::string& name, const std::string& what, ErrorCode code);
 
-// Converts "store", "add" or "silu_mul"; throws Error(invalid_request) for any other name.
+// Converts "store", "add", "silu_mul", "gelu_mul" or "swiglu_mul"; throws Error(invalid_request)
+// for any other name.
 Epilogue to_epilogue(const std::string& name);
 
 // A loaded model, until an engine takes it.
@@ -80,7 +81,7 @@ std::string expected_value() {
   else if constexpr (std::is_same_v<T, std::vector<float>>)
     return "a list of numbers";
   else
-    return "a list of this module's structs";
+    return "a struct of this module, or a list of them";
 }
 
 // Converts `value` to a T; throws TypeError with the field's name otherwise. Integers take no

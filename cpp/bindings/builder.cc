@@ -3,7 +3,9 @@
 #include <optional>
 
 #include "bindings/bindings.h"
+#include "core/memory.h"
 #include "cuda/gpu_context.h"
+#include "linear/code_rows.h"
 #include "model/decoder.h"
 
 namespace turbomind::bindings {
@@ -15,8 +17,8 @@ struct BuilderRef {
   DecoderBuilder builder;
   bool finished = false;
 
-  BuilderRef(const ModelConfig& config, Isa isa, int threads, const GpuOptions* gpu)
-      : builder(config, isa, threads, gpu) {}
+  BuilderRef(const ModelConfig& config, Isa isa, int threads, const GpuOptions* gpu, int ranks)
+      : builder(config, isa, threads, gpu, ranks) {}
 
   template <typename F>
   auto call(F&& f) {
@@ -67,20 +69,75 @@ RowSegment to_segment(const SegmentTuple& t, int64_t size, const std::string& wh
   return {nullptr, type, row_begin, rows, cols};
 }
 
-void set_slot(BuilderRef& self, const std::string& slot,
-              const std::vector<SegmentTuple>& segments) {
+// Rows of codes, and the buffers that they are in.
+struct CodeRowsRef {
+  CodeRows rows;
+  std::vector<std::unique_ptr<BufferView>> views;
+
+  ByteSpan view(const py::object& buffer, const char* name) {
+    if (buffer.is_none()) return {};
+    views.push_back(std::make_unique<BufferView>(buffer, std::string("CodeRows: ") + name));
+    return {static_cast<const uint8_t*>(views.back()->data()), views.back()->size()};
+  }
+};
+
+std::unique_ptr<CodeRowsRef> make_code_rows(int64_t rows, int64_t cols, const py::object& codes,
+                                            const py::object& scales, const py::object& offsets,
+                                            const py::object& super_scales,
+                                            const py::object& super_offsets,
+                                            const py::object& columns, int code_bits) {
+  constexpr int64_t kMost = int64_t{1} << 28;
+  if (rows < 1 || rows > kMost || cols < 1 || cols > kMost)
+    throw_error(ErrorCode::model, "CodeRows: got ", rows, " rows and ", cols,
+                " columns, expected 1 to ", kMost);
+  auto ref = std::make_unique<CodeRowsRef>();
+  ref->rows.rows = rows;
+  ref->rows.cols = cols;
+  ref->rows.code_bits = code_bits;
+  ref->rows.codes = ref->view(codes, "codes");
+  ref->rows.scales = ref->view(scales, "scales");
+  ref->rows.offsets = ref->view(offsets, "offsets");
+  ref->rows.super_scales = ref->view(super_scales, "super_scales");
+  ref->rows.super_offsets = ref->view(super_offsets, "super_offsets");
+  ref->rows.columns = ref->view(columns, "columns");
+  return ref;
+}
+
+py::array_t<float> unpack_codes(const CodeRowsRef& self, const std::string& format_name) {
+  const CodeRows& rows = self.rows;
+  const WeightFormat& format = weight_format(format_name);
+  py::array_t<float> result({rows.rows, rows.cols});
+  const std::vector<RowSegment> segments = {
+      {nullptr, DType::f32, 0, rows.rows, rows.cols, nullptr, &rows}};
+  ThreadPool pool(1);
+  HugeBuffer packed(format.packed_bytes(rows.rows, rows.cols));
+  format.check(segments, rows.cols);
+  format.pack(pool, segments, rows.rows, rows.cols, packed.data());
+  const LinearWeight weight{&format, rows.rows, rows.cols, packed.data(), packed.size()};
+  for (int64_t r = 0; r < rows.rows; ++r)
+    format.unpack_row(weight, r, result.mutable_data() + r * rows.cols);
+  return result;
+}
+
+void set_slot(BuilderRef& self, const std::string& slot, const py::sequence& sources) {
   std::vector<std::unique_ptr<BufferView>> views;
   std::vector<RowSegment> rows;
-  for (size_t i = 0; i < segments.size(); ++i) {
+  for (size_t i = 0; i < sources.size(); ++i) {
     const std::string what = "weight " + slot + ", segment " + std::to_string(i);
-    const py::object& source = std::get<0>(segments[i]);
+    if (py::isinstance<CodeRowsRef>(sources[i])) {
+      const CodeRows& codes = sources[i].cast<const CodeRowsRef&>().rows;
+      rows.push_back({nullptr, DType::f32, 0, codes.rows, codes.cols, nullptr, &codes});
+      continue;
+    }
+    const auto segment = sources[i].cast<SegmentTuple>();
+    const py::object& source = std::get<0>(segment);
     if (py::isinstance<SourceFile>(source)) {
       const auto* file = source.cast<const SourceFile*>();
-      rows.push_back(to_segment(segments[i], file->bytes, what));
+      rows.push_back(to_segment(segment, file->bytes, what));
       rows.back().file = file;
     } else {
       views.push_back(std::make_unique<BufferView>(source, what));
-      rows.push_back(to_segment(segments[i], views.back()->size(), what));
+      rows.push_back(to_segment(segment, views.back()->size(), what));
       rows.back().data = views.back()->data();
     }
   }
@@ -100,13 +157,13 @@ std::unique_ptr<ModelRef> finish(BuilderRef& self, bool check_finite) {
 
 std::unique_ptr<BuilderRef> make_builder(const ModelConfig& config, const std::string& isa,
                                          int threads, const std::optional<GpuOptions>& gpu,
-                                         const std::optional<TileOrder>& order) {
+                                         const std::optional<TileOrder>& order, int ranks) {
   if (threads < 1 || threads > 1024) {
     throw_error(ErrorCode::invalid_request, "threads: got ", threads, ", expected 1 to 1024");
   }
   const Isa resolved = resolve_isa(isa);
-  return without_gil([copy = config, resolved, threads, gpu, order] {
-    auto made = std::make_unique<BuilderRef>(copy, resolved, threads, gpu ? &*gpu : nullptr);
+  return without_gil([copy = config, resolved, threads, gpu, order, ranks] {
+    auto made = std::make_unique<BuilderRef>(copy, resolved, threads, gpu ? &*gpu : nullptr, ranks);
     if (order) made->builder.set_tile_order(*order);
     return made;
   });
@@ -119,7 +176,17 @@ void bind_builder(py::module_& m) {
       .def_property_readonly("name", [](const SlotSpec& s) { return s.name; })
       .def_property_readonly("rows", [](const SlotSpec& s) { return s.rows; })
       .def_property_readonly("cols", [](const SlotSpec& s) { return s.cols; })
-      .def_property_readonly("linear", [](const SlotSpec& s) { return s.linear; });
+      .def_property_readonly("linear", [](const SlotSpec& s) { return s.linear; })
+      .def_property_readonly("format", [](const SlotSpec& s) { return s.format; })
+      .def_property_readonly("bytes", [](const SlotSpec& s) { return s.bytes; });
+  m.def(
+      "weight_slots",
+      [](const ModelConfig& config, bool gpu) {
+        return weight_slots(config, gpu ? WeightPlace::gpu : WeightPlace::host);
+      },
+      py::arg("config"), py::arg("gpu") = false,
+      "Returns the slots of a model with their formats and sizes, without making one. Raises "
+      "ModelError for a config out of range.");
 
   py::class_<ModelRef>(m, "Model", "Packed weights, until an Engine takes them.")
       .def_property_readonly("vocab", [](const ModelRef& r) { return r.get().vocab(); })
@@ -151,12 +218,23 @@ void bind_builder(py::module_& m) {
            }),
            py::arg("path"), py::arg("descriptor"), py::arg("offset"), py::arg("bytes"));
 
+  py::class_<CodeRowsRef>(m, "CodeRows",
+                          "Rows of codes of a quantized checkpoint, in contiguous buffers.")
+      .def(py::init(&make_code_rows), py::arg("rows"), py::arg("cols"), py::arg("codes"),
+           py::arg("scales"), py::arg("offsets") = py::none(), py::arg("super_scales") = py::none(),
+           py::arg("super_offsets") = py::none(), py::arg("columns") = py::none(),
+           py::arg("code_bits") = 8)
+      .def_property_readonly("rows", [](const CodeRowsRef& r) { return r.rows.rows; })
+      .def_property_readonly("cols", [](const CodeRowsRef& r) { return r.rows.cols; })
+      .def("unpack", &unpack_codes, py::arg("weight_format"),
+           "Returns the values [rows, cols] that the codes have once they are packed.");
+
   py::class_<BuilderRef>(
       m, "DecoderBuilder",
       "Packs weights. Segments are (buffer or SourceFile, dtype name, first row, rows, columns) of "
-      "row-major tensors.")
+      "row-major tensors, or CodeRows.")
       .def(py::init(&make_builder), py::arg("config"), py::arg("isa"), py::arg("threads"),
-           py::arg("gpu") = py::none(), py::arg("tile_order") = py::none())
+           py::arg("gpu") = py::none(), py::arg("tile_order") = py::none(), py::arg("ranks") = 1)
       .def_property_readonly("slots", [](const BuilderRef& r) { return r.builder.slots(); })
       .def("set", &set_slot, py::arg("slot"), py::arg("segments"),
            "Fills a slot from row segments; the buffers are read during the call only. ModelError "

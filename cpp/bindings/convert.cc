@@ -54,8 +54,10 @@ Epilogue to_epilogue(const std::string& name) {
   if (name == "store") return Epilogue::store;
   if (name == "add") return Epilogue::add;
   if (name == "silu_mul") return Epilogue::silu_mul;
+  if (name == "gelu_mul") return Epilogue::gelu_mul;
+  if (name == "swiglu_mul") return Epilogue::swiglu_mul;
   throw_error(ErrorCode::invalid_request, "epilogue: got '", name,
-              "', expected 'store', 'add' or 'silu_mul'");
+              "', expected 'store', 'add', 'silu_mul', 'gelu_mul' or 'swiglu_mul'");
 }
 
 }  // namespace turbomind::bindings

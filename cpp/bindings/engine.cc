@@ -65,18 +65,23 @@ py::dict to_dict(const Stats& s) {
   using namespace py::literals;
   py::list tiers;
   for (const TierStats& tier : s.tiers) tiers.append(to_dict(tier));
+  py::list groups;
+  for (const GroupStats& g : s.groups)
+    groups.append(py::dict("window"_a = g.window, "page_bytes"_a = g.page_bytes,
+                           "total"_a = g.total, "free"_a = g.free, "cached"_a = g.cached,
+                           "out_of_reach"_a = g.out_of_reach));
   py::dict ops;
   for (const auto& [name, op] : s.ops) {
     ops[py::str(name)] =
         py::dict("calls"_a = op.calls, "ns"_a = op.ns, "bytes"_a = op.bytes, "flops"_a = op.flops);
   }
-  return py::dict("cache_bytes"_a = s.cache_bytes, "pages_total"_a = s.pages_total,
-                  "pages_free"_a = s.pages_free, "pages_referenced"_a = s.pages_referenced,
-                  "pages_cached"_a = s.pages_cached, "tokens_prefilled"_a = s.tokens_prefilled,
-                  "tokens_decoded"_a = s.tokens_decoded, "tokens_reused"_a = s.tokens_reused,
-                  "tokens_loaded"_a = s.tokens_loaded, "tokens_missed"_a = s.tokens_missed,
-                  "tokens_recomputed"_a = s.tokens_recomputed, "steps"_a = s.steps,
-                  "steps_overlapped"_a = s.steps_overlapped, "tiers"_a = tiers,
+  return py::dict("cache_bytes"_a = s.cache_bytes, "groups"_a = groups,
+                  "pages_total"_a = s.pages_total, "pages_free"_a = s.pages_free,
+                  "pages_referenced"_a = s.pages_referenced, "pages_cached"_a = s.pages_cached,
+                  "tokens_prefilled"_a = s.tokens_prefilled, "tokens_decoded"_a = s.tokens_decoded,
+                  "tokens_reused"_a = s.tokens_reused, "tokens_loaded"_a = s.tokens_loaded,
+                  "tokens_missed"_a = s.tokens_missed, "tokens_recomputed"_a = s.tokens_recomputed,
+                  "steps"_a = s.steps, "steps_overlapped"_a = s.steps_overlapped, "tiers"_a = tiers,
                   "pages_loaded"_a = s.pages_loaded, "pages_saved"_a = s.pages_saved,
                   "failed_loads"_a = s.failed_loads, "failed_saves"_a = s.failed_saves,
                   "preemptions"_a = s.preemptions, "requests_started"_a = s.requests_started,

@@ -45,6 +45,23 @@ void check_shapes(const Array& x, const Array& w, const std::optional<Array>& bi
   }
 }
 
+// Packs w [n, k] in a format and returns the values that the packed matrix has.
+py::array_t<float> test_unpack(const std::string& format_name, const Array& w) {
+  if (w.ndim() != 2 || w.shape(0) < 1 || w.shape(1) < 1)
+    throw_error(ErrorCode::invalid_request, "w: expected shape [n, k]");
+  const WeightFormat& format = weight_format(format_name);
+  const int64_t n = w.shape(0), k = w.shape(1);
+  py::array_t<float> result({n, k});
+  ThreadPool pool(1);
+  const std::vector<RowSegment> rows = {{w.data(), DType::f32, 0, n, k}};
+  HugeBuffer packed(format.packed_bytes(n, k));
+  format.check(rows, k);
+  format.pack(pool, rows, n, k, packed.data());
+  const LinearWeight weight{&format, n, k, packed.data(), packed.size()};
+  for (int64_t r = 0; r < n; ++r) format.unpack_row(weight, r, result.mutable_data() + r * k);
+  return result;
+}
+
 // Runs one `linear`; w and bias are in packed row order. `add` starts from y = 1.
 py::array_t<float> test_linear(const std::string& isa, int threads, const std::string& format_name,
                                const Array& x, const Array& w, const std::optional<Array>& bias,
@@ -55,7 +72,7 @@ py::array_t<float> test_linear(const std::string& isa, int threads, const std::s
   }
   const int64_t m = x.shape(0), k = x.shape(1), n = w.shape(0);
   const Epilogue epilogue = to_epilogue(epilogue_name);
-  const int64_t out = epilogue == Epilogue::silu_mul ? n / 2 : n;
+  const int64_t out = is_gated(epilogue) ? n / 2 : n;
   const DType dtype = to_dtype(x_dtype, "x_dtype", ErrorCode::invalid_request);
   const Isa resolved = resolve_isa(isa);
   py::array_t<float> result({m, out});
@@ -140,6 +157,7 @@ ModelRef test_scripted_model(int vocab, int max_context, int layers, int layer_u
 void bind_testing(py::module_& m) {
   m.def("test_scripted_model", &test_scripted_model, py::arg("vocab"), py::arg("max_context"),
         py::arg("layers"), py::arg("layer_us"));
+  m.def("test_unpack", &test_unpack, py::arg("weight_format"), py::arg("w"));
   m.def("test_linear", &test_linear, py::arg("isa"), py::arg("threads"), py::arg("weight_format"),
         py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("epilogue"), py::arg("x_dtype"));
   m.def("test_sample", &test_sample, py::arg("logits"), py::arg("params"), py::arg("prompt"),

@@ -4,21 +4,15 @@
 #include <limits>
 #include <utility>
 
+#include "cache/pool_sizes.h"
 #include "core/error.h"
 
 namespace turbomind {
 
 namespace {
 
-constexpr float kFirstToLeave = -std::numeric_limits<float>::infinity();
-
 int64_t pages_of(int64_t tokens) {
   return (tokens + kPageTokens - 1) / kPageTokens;
-}
-
-// Most pages that the keys of one query can touch, its own included.
-int64_t pages_of_window(int window) {
-  return (window + kPageTokens - 2) / kPageTokens + 1;
 }
 
 // Full pages that the sequence holds and that no other page could replace to its advantage.
@@ -33,18 +27,20 @@ int64_t pages_needed(const CacheGroup& group, int64_t tokens) {
 
 }  // namespace
 
-KvCache::KvCache(PageMemory memory, int64_t pages, bool prefix_reuse)
+KvCache::KvCache(PageMemory memory, const std::vector<int64_t>& pages, bool prefix_reuse)
     : memory_(std::move(memory)), prefix_reuse_(prefix_reuse) {
   max_context_ = std::numeric_limits<int64_t>::max();
-  for (const CacheGroup& group : memory_.groups) {
+  for (size_t g = 0; g < memory_.groups.size(); ++g) {
+    const CacheGroup& group = memory_.groups[g];
     if (group.kind == CacheKind::recurrent)
       throw_error(ErrorCode::model, "cache group of kind recurrent: expected full or window");
     if (group.kind == CacheKind::window && group.window < 1)
       throw_error(ErrorCode::model, "window of a cache group: ", group.window, ", expected >= 1");
-    // KV is written for one token less than this, so the copy of a sealed last page always fits.
-    if (group.kind != CacheKind::window || pages_of_window(group.window) > pages)
-      max_context_ = std::min(max_context_, pages * kPageTokens);
-    pools_.emplace_back(pages);
+    // A window needs a page more, for the copy of a sealed last page. KV is written for one token
+    // less than the limit, so that copy fits there too.
+    if (group.kind != CacheKind::window || pages_of_window(group.window) >= pages[g])
+      max_context_ = std::min(max_context_, pages[g] * kPageTokens);
+    pools_.emplace_back(pages[g]);
   }
   memory_.allocate(pages);
 }
@@ -64,6 +60,12 @@ int64_t KvCache::first_reachable(int group, int64_t index) const {
   const CacheGroup& g = memory_.groups[group];
   if (g.kind != CacheKind::window) return 0;
   return std::max<int64_t>(0, index - g.window + 1) / kPageTokens;
+}
+
+// Returns the first page that the sequence holds: a query at the last page border reaches it, so
+// that the sequence can be shortened to there.
+int64_t KvCache::first_needed(int group, int64_t written) const {
+  return first_reachable(group, written / kPageTokens * kPageTokens);
 }
 
 bool KvCache::window_intact(const Sequence& seq) const {
@@ -143,8 +145,9 @@ void KvCache::adopt(Sequence& seq, int64_t pages) {
 bool KvCache::share(Sequence& seq, const Sequence& other, int64_t tokens) {
   PageTables tables;
   for (size_t g = 0; g < memory_.groups.size(); ++g) {
-    const int64_t first = first_reachable(static_cast<int>(g), tokens);
-    if (other.first_held[g] > first) return false;
+    const int group = static_cast<int>(g);
+    if (other.first_held[g] > first_reachable(group, tokens)) return false;
+    const int64_t first = std::max(other.first_held[g], first_needed(group, tokens));
     tables.first_held.push_back(first);
     auto& pages = tables.pages.emplace_back(pages_of(tokens), -1);
     std::copy(other.pages[g].begin() + first, other.pages[g].begin() + pages_of(tokens),
@@ -186,18 +189,25 @@ void KvCache::release(PageTables& tables, float retention_priority) {
     }
 }
 
-int64_t KvCache::taken_by_write(const Sequence& seq, int group, int64_t tokens) const {
+bool KvCache::copies_tail(const Sequence& seq, int group) const {
   const auto& table = seq.pages[group];
-  const int64_t held = static_cast<int64_t>(table.size()), end = pages_of(seq.written + tokens);
   const int64_t tail = seq.written / kPageTokens;
-  const bool copy = tail < held && !pools_[group].writable(table[tail]);
-  return std::max<int64_t>(0, end - held) + copy;
+  return tail < static_cast<int64_t>(table.size()) && !pools_[group].writable(table[tail]);
 }
 
-bool KvCache::can_write(const Sequence& seq, int64_t tokens) const {
-  for (size_t g = 0; g < memory_.groups.size(); ++g)
-    if (taken_by_write(seq, static_cast<int>(g), tokens) > pools_[g].available()) return false;
-  return true;
+int64_t KvCache::taken_by_write(const Sequence& seq, int group, int64_t tokens) const {
+  const auto held = static_cast<int64_t>(seq.pages[group].size());
+  return std::max<int64_t>(0, pages_of(seq.written + tokens) - held) + copies_tail(seq, group);
+}
+
+int64_t KvCache::writable_tokens(const Sequence& seq, int64_t most) const {
+  for (size_t g = 0; g < memory_.groups.size(); ++g) {
+    const int64_t pages = pools_[g].available() - copies_tail(seq, static_cast<int>(g));
+    if (pages < 0) return 0;
+    const int64_t end = (static_cast<int64_t>(seq.pages[g].size()) + pages) * kPageTokens;
+    most = std::min(most, end - seq.written);
+  }
+  return most;
 }
 
 void KvCache::add_taken(const Sequence& seq, int64_t tokens, std::vector<int64_t>& pages) const {
@@ -237,7 +247,7 @@ void KvCache::prepare_write(Sequence& seq, int64_t tokens) {
       try {
         memory_.copy(group, table[tail], copy);
       } catch (...) {
-        pools_[g].release(copy, kFirstToLeave);
+        pools_[g].release(copy, PagePool::kOutOfReach);
         throw;
       }
       pools_[g].release(table[tail], seq.retention_priority);
@@ -284,10 +294,25 @@ int32_t KvCache::settle(int group, int32_t page, const PageIdentity& identity,
 
 void KvCache::release_out_of_reach(Sequence& seq) {
   for (size_t g = 0; g < memory_.groups.size(); ++g) {
-    const int64_t first = first_reachable(static_cast<int>(g), seq.written);
-    while (seq.first_held[g] < std::min<int64_t>(first, seq.pages[g].size()))
-      release_entry(seq, static_cast<int>(g), seq.first_held[g]++, kFirstToLeave);
+    const int group = static_cast<int>(g);
+    const int64_t first = first_needed(group, seq.written);
+    while (seq.first_held[g] < std::min<int64_t>(first, seq.pages[g].size())) {
+      const int64_t page = seq.first_held[g]++;
+      const float priority =
+          restarts_turn(seq, group, page) ? seq.retention_priority : PagePool::kOutOfReach;
+      release_entry(seq, group, page, priority);
+    }
   }
+}
+
+// Returns whether a query reaches the page from the page border where the last turn or its reply
+// would be computed again. The last token before a reply always is.
+bool KvCache::restarts_turn(const Sequence& seq, int group, int64_t page) const {
+  const auto reached = [&](int64_t end) {
+    return page < end && page >= first_reachable(group, end * kPageTokens);
+  };
+  const LastTurn& turn = seq.last_turn;
+  return reached(turn.begin / kPageTokens) || reached((turn.reply - 1) / kPageTokens);
 }
 
 void KvCache::release_entry(Sequence& seq, int group, int64_t page, float retention_priority) {

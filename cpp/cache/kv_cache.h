@@ -1,18 +1,30 @@
 // The KV cache of the device: which pages hold the KV of which sequence. It takes, shares
 // (copy-on-write), seals, finds and releases pages. A page (vLLM: block) holds kPageTokens tokens
-// of one cache group. Bookkeeping only: a model owns the memory (page_memory.h), and cpp/tiers
-// copies pages to lower tiers.
+// of one cache group. Bookkeeping only: a model owns the memory, and cpp/tiers copies pages to
+// lower tiers.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
-#include "cache/page_memory.h"
+#include "cache/kv_layout.h"
 #include "cache/page_pool.h"
 #include "cache/sequence.h"
 
 namespace turbomind {
+
+// The memory of pages as the KV cache sees it. engine/page_memory_of.h fills it from the model, so
+// that cache/ does not depend on model/.
+struct PageMemory {
+  std::string fingerprint;         // of the model; seeds block hashes
+  std::vector<CacheGroup> groups;  // layers that share a page table
+  // Allocates pages, a number per group; called once, by KvCache.
+  std::function<void(const std::vector<int64_t>& pages)> allocate;
+  // Copies the whole page `from` of a group over its page `to`.
+  std::function<void(int group, int32_t from, int32_t to)> copy;
+};
 
 // Pages of a prefix, one reference each, outside of any sequence: per cache group entry j is the
 // page of tokens [64 j, 64 j + 64), -1 before the first one held.
@@ -30,9 +42,10 @@ struct HeldPage {
 // Used by the engine thread. Methods that take pages may throw std::bad_alloc.
 class KvCache {
  public:
-  // Allocates `pages` pages per cache group. `prefix_reuse`: sealed pages are found by other
-  // sequences. Throws Error(model) for a kind of group that is not supported.
-  KvCache(PageMemory memory, int64_t pages, bool prefix_reuse);
+  // Allocates pages[g] pages for each cache group g (cache/pool_sizes.h). `prefix_reuse`: sealed
+  // pages are found by other sequences. Throws Error(model) for a kind of group that is not
+  // supported.
+  KvCache(PageMemory memory, const std::vector<int64_t>& pages, bool prefix_reuse);
 
   // Returns an empty sequence.
   Sequence make_sequence(int adapter, const std::string& salt, float retention_priority) const;
@@ -49,9 +62,12 @@ class KvCache {
   // to it. Returns false, with nothing changed, where a window of `other` has left pages behind.
   bool share(Sequence& seq, const Sequence& other, int64_t tokens);
 
-  // Returns whether free and cached pages suffice to compute the next `tokens` tokens, counting
-  // copies of pages that must not be written in place.
-  bool can_write(const Sequence& seq, int64_t tokens) const;
+  // Returns for how many of the next `most` tokens free and cached pages suffice, counting copies
+  // of pages that must not be written in place.
+  int64_t writable_tokens(const Sequence& seq, int64_t most) const;
+  bool can_write(const Sequence& seq, int64_t tokens) const {
+    return writable_tokens(seq, tokens) == tokens;
+  }
   // For several sequences at once: adds the pages that prepare_write() would take to `pages`
   // [group].
   void add_taken(const Sequence& seq, int64_t tokens, std::vector<int64_t>& pages) const;
@@ -68,7 +84,8 @@ class KvCache {
   // Releases the pages that prepare_write() took: the step was not run.
   void abandon_write(Sequence& seq) { trim(seq); }
   // Reports that the step was run: KV of `tokens` more tokens exists. Seals full pages and releases
-  // pages that windows no longer reach.
+  // pages that windows no longer reach; those that the last turn begins with keep the sequence's
+  // retention priority, so that computing it again finds them.
   void commit_write(Sequence& seq, int64_t tokens);
 
   // Returns a copy that shares every page.
@@ -123,12 +140,15 @@ class KvCache {
 
  private:
   bool window_intact(const Sequence& seq) const;
+  int64_t first_needed(int group, int64_t written) const;
+  bool copies_tail(const Sequence& seq, int group) const;
   int64_t taken_by_write(const Sequence& seq, int group, int64_t tokens) const;
   int32_t find(int group, const PageIdentity& identity, bool exact) const;
   int64_t first_foreign(const Sequence& seq) const;  // token
   void adopt(Sequence& seq, int64_t pages);
   void seal(Sequence& seq);
   void release_out_of_reach(Sequence& seq);
+  bool restarts_turn(const Sequence& seq, int group, int64_t page) const;
   void release_entry(Sequence& seq, int group, int64_t page, float retention_priority);
   void trim(Sequence& seq);  // to the pages of written tokens
 

@@ -15,6 +15,13 @@ constexpr int kPageTokens = 64;
 
 enum class CacheKind : uint8_t { full, window, latent, recurrent };
 
+// Where the KV heads of a rank are among all of a layer, of which stored pages have all.
+struct HeadSlice {
+  int first = 0;
+  int all = 0;        // 0: the rank has all
+  bool reads = true;  // false: an earlier rank has the same heads and reads them out of the page
+};
+
 // Geometry of one layer's K and V in a page. On a GPU it is not tiled: [head][token][dim] with real
 // widths, the order pages are stored in. On the CPU both have the order in which the tile kernels
 // stream them, that of a packed weight (pair = 2 for 16-bit types, 1 for float32):
@@ -30,7 +37,9 @@ struct KvLayout {
   int page_tokens = kPageTokens;
   bool tiled = true;
   size_t offset = 0;  // of this layer inside its group's page, bytes
+  HeadSlice slice = {};
 
+  int stored_heads() const { return slice.all ? slice.all : kv_heads; }
   int pair() const { return kv_pair(dtype); }
   int k_width() const { return tiled ? static_cast<int>(round_up(k_dim, 32)) : k_dim; }
   int v_width() const { return tiled ? static_cast<int>(round_up(v_dim, 16)) : v_dim; }

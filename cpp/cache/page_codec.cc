@@ -179,18 +179,23 @@ void convert(const std::vector<KvLayout>& layers, uint8_t* page, uint8_t* plain,
     const size_t element = dtype_bytes(layout.dtype);
     const bool whole = count == layout.page_tokens;
     const Rows k{count, layout.k_dim, layout.k_dim * element};
-    for (int h = 0; h < layout.kv_heads; ++h, plain += stored * k.stride) {
+    const Rows v{count, layout.v_dim, layout.v_dim * element};
+    const size_t k_head = stored * k.stride, v_head = stored * v.stride;
+    uint8_t* k_plain = plain + layout.slice.first * k_head;
+    uint8_t* v_plain = plain + layout.stored_heads() * k_head + layout.slice.first * v_head;
+    plain += layout.stored_heads() * (k_head + v_head);
+    if (!Write && !layout.slice.reads) continue;
+    for (int h = 0; h < layout.kv_heads; ++h, k_plain += k_head) {
       uint8_t* block = page + layout.k_offset(h);
       if (Write && !(whole && layout.k_dim == layout.k_width()))
         std::memset(block, 0, layout.k_head_bytes());
-      k_block<Write>(layout, block, plain, k);
+      k_block<Write>(layout, block, k_plain, k);
     }
-    const Rows v{count, layout.v_dim, layout.v_dim * element};
-    for (int h = 0; h < layout.kv_heads; ++h, plain += stored * v.stride) {
+    for (int h = 0; h < layout.kv_heads; ++h, v_plain += v_head) {
       uint8_t* block = page + layout.v_offset(h);
       if (Write && !(whole && layout.v_dim == layout.v_width()))
         std::memset(block, 0, layout.v_head_bytes());
-      v_block<Write>(layout, block, plain, v);
+      v_block<Write>(layout, block, v_plain, v);
     }
   }
 }
@@ -199,7 +204,8 @@ void convert(const std::vector<KvLayout>& layers, uint8_t* page, uint8_t* plain,
 
 PageCodec::PageCodec(std::vector<KvLayout> layers) : layers_(std::move(layers)) {
   for (const KvLayout& l : layers_) {
-    token_bytes_ += l.kv_heads * static_cast<size_t>(l.k_dim + l.v_dim) * dtype_bytes(l.dtype);
+    token_bytes_ +=
+        l.stored_heads() * static_cast<size_t>(l.k_dim + l.v_dim) * dtype_bytes(l.dtype);
     page_tokens_ = l.page_tokens;
   }
 }

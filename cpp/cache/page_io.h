@@ -27,7 +27,7 @@ struct PageTransfer {
   std::vector<PayloadPart> parts;
 };
 
-// `group` is an index into Model::groups(), `page` an index below the number of allocated pages.
+// `group` is an index into Model::groups(), `page` an index below the number of its pages.
 // `count` and `stored` are tokens, 1 to kPageTokens.
 //
 // stored_page_bytes, read_*, write_* and prepare_pages may be called by any thread, also during
@@ -37,11 +37,12 @@ class PageIo {
  public:
   virtual ~PageIo() = default;
 
-  // Allocates `pages` pages for every group. Called once, before the first forward(). Throws
-  // std::bad_alloc or Error(internal) when there is no memory.
-  virtual void allocate_pages(int64_t pages) = 0;
-  // Backs the first `pages` pages of every group with physical memory, which the operating system
-  // otherwise hands out at first use. Contents stay.
+  // Allocates pages[g] pages for each group g. Called once, before the first forward(); an empty
+  // list, after the last one, frees them. Throws std::bad_alloc or Error(internal) when there is no
+  // memory.
+  virtual void allocate_pages(const std::vector<int64_t>& pages) = 0;
+  // Backs the first `pages` pages of every group, or all where it has fewer, with physical memory,
+  // which the operating system otherwise hands out at first use. Contents stay.
   virtual void prepare_pages(int64_t) {}
   // Copies the whole page `src` over page `dst`, after all steps that were submitted.
   virtual void copy_page(int group, int32_t src, int32_t dst) = 0;

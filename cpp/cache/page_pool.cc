@@ -1,16 +1,11 @@
 #include "cache/page_pool.h"
 
 #include <algorithm>
-#include <limits>
 #include <new>
 
 #include "core/error.h"
 
 namespace turbomind {
-
-namespace {
-constexpr float kNoKeepValue = -std::numeric_limits<float>::infinity();
-}
 
 PagePool::PagePool(int64_t pages) : pages_(pages), free_(pages) {
   for (int64_t i = 0; i < pages; ++i) free_[i] = static_cast<int32_t>(pages - 1 - i);
@@ -24,13 +19,14 @@ int32_t PagePool::take() {
   const int32_t page = free_.back();
   free_.pop_back();
   pages_[page].references = 1;
-  pages_[page].retention_priority = kNoKeepValue;
+  pages_[page].retention_priority = kOutOfReach;
   pages_[page].foreign = false;
   return page;
 }
 
 void PagePool::reference(int32_t page) {
-  if (pages_[page].references++ == 0) cached_.erase(cached_entry(page));
+  if (pages_[page].references == 0) uncache(page);
+  ++pages_[page].references;
 }
 
 void PagePool::release(int32_t page, float retention_priority) {
@@ -41,6 +37,7 @@ void PagePool::release(int32_t page, float retention_priority) {
   if (p.sealed) {
     try {
       cached_.insert(cached_entry(page));
+      out_of_reach_ += p.retention_priority == kOutOfReach;
       return;
     } catch (const std::bad_alloc&) {
       unseal(page);
@@ -54,6 +51,11 @@ PagePool::CachedPage PagePool::cached_entry(int32_t page) const {
   const double lifetime = static_cast<double>(kLifetime * total());
   const double worth = static_cast<double>(p.last_use) + lifetime * p.retention_priority;
   return {worth, p.last_use, page};
+}
+
+void PagePool::uncache(int32_t page) {
+  cached_.erase(cached_entry(page));
+  out_of_reach_ -= pages_[page].retention_priority == kOutOfReach;
 }
 
 bool PagePool::seal(int32_t page, const PageIdentity& identity) {
@@ -79,7 +81,7 @@ void PagePool::forget(const BlockHash& key) {
 }
 
 void PagePool::evict(int32_t page) {
-  cached_.erase(cached_entry(page));
+  uncache(page);
   unseal(page);
   free_.push_back(page);
 }
@@ -105,9 +107,15 @@ void PagePool::check(const std::vector<int32_t>& expected) const {
   }
   for (int32_t page : free_)
     if (pages_[page].sealed) throw_error(ErrorCode::internal, "free page ", page, " is sealed");
-  for (const CachedPage& c : cached_)
+  int64_t out_of_reach = 0;
+  for (const CachedPage& c : cached_) {
     if (!pages_[c.page].sealed || c != cached_entry(c.page))
       throw_error(ErrorCode::internal, "cached page ", c.page, " is not sealed or out of order");
+    out_of_reach += pages_[c.page].retention_priority == kOutOfReach;
+  }
+  if (out_of_reach != out_of_reach_)
+    throw_error(ErrorCode::internal, out_of_reach, " cached pages are out of reach, counted are ",
+                out_of_reach_);
   if (sealed_pages != index_.size())
     throw_error(ErrorCode::internal, sealed_pages, " pages are sealed, ", index_.size(),
                 " are in the index");

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <set>
 #include <vector>
 
@@ -17,6 +18,8 @@ namespace turbomind {
 class PagePool {
  public:
   static constexpr int64_t kLifetime = 8;
+  // Retention priority of a page that a window has moved past: it is evicted before all others.
+  static constexpr float kOutOfReach = -std::numeric_limits<float>::infinity();
 
   explicit PagePool(int64_t pages);
 
@@ -24,6 +27,8 @@ class PagePool {
   int64_t free() const { return static_cast<int64_t>(free_.size()); }
   int64_t cached() const { return static_cast<int64_t>(cached_.size()); }
   int64_t referenced() const { return total() - free() - cached(); }
+  // Returns how many cached pages only holders that windows had moved past have released.
+  int64_t out_of_reach() const { return out_of_reach_; }
   // Returns how many pages take() can return.
   int64_t available() const { return free() + cached(); }
 
@@ -74,11 +79,13 @@ class PagePool {
     auto operator<=>(const CachedPage&) const = default;
   };
   CachedPage cached_entry(int32_t page) const;
+  void uncache(int32_t page);
   void evict(int32_t page);
 
   std::vector<Page> pages_;
   std::vector<int32_t> free_;
   std::set<CachedPage> cached_;  // first to be evicted first
+  int64_t out_of_reach_ = 0;
   PrefixIndex index_;
   uint64_t clock_ = 0;
 };

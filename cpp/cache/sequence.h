@@ -13,6 +13,13 @@ namespace turbomind {
 // A token index that is beyond every sequence: "none".
 constexpr int64_t kNoToken = std::numeric_limits<int64_t>::max();
 
+// The tokens where the last turn of a dialogue and its reply begin: undo and edit shorten the
+// sequence to the first, retry to the second.
+struct LastTurn {
+  int64_t begin = 0;
+  int64_t reply = 0;
+};
+
 struct Sequence {
   BlockHash root;
   int adapter = 0;
@@ -27,6 +34,8 @@ struct Sequence {
   // ceil(written / 64) entries between steps, more while a step is being prepared.
   std::vector<std::vector<int32_t>> pages;
   std::vector<int64_t> first_held;  // per group: entries before this one are -1
+
+  LastTurn last_turn;
 
   int64_t sealed = 0;           // pages [0, sealed) are full and were sealed
   std::vector<BlockHash> keys;  // block hashes of the first full pages, as far as computed

@@ -63,10 +63,17 @@ double measure_tiles(Context& ctx, double seconds) {
   return best_rate(seconds, flops, [&] { ctx.pool.run([&](int) { kernels.tiles(rounds); }); });
 }
 
+double measure_int8(Context& ctx, double seconds) {
+  const CeilingKernels& kernels = ceiling_kernels(ctx.isa);
+  constexpr int64_t kRounds = 200000;
+  const double operations = kernels.int8(1) * kRounds * ctx.pool.size();
+  return best_rate(seconds, operations, [&] { ctx.pool.run([&](int) { kernels.int8(kRounds); }); });
+}
+
 double measure_linear(Context& ctx, const char* format_name, int64_t m, int64_t n, int64_t k,
                       double seconds, Epilogue epilogue) {
   const WeightFormat& format = weight_format(format_name);
-  const bool bf16 = format.source_dtype() == DType::bf16 && isa_has_bf16_dot(ctx.isa);
+  const bool bf16 = format.activation_dtype(ctx.isa) == DType::bf16;
   const size_t w_bytes = format.packed_bytes(n, k);
   const size_t x_bytes = m * activation_stride(k) * (bf16 ? 2 : 4);
   const HugeBuffer w(w_bytes), x(x_bytes), y(m * activation_stride(n) * 4);
@@ -75,7 +82,7 @@ double measure_linear(Context& ctx, const char* format_name, int64_t m, int64_t 
   std::fill_n(x.data(), x_bytes, uint8_t{0x3c});
   const LinearWeight weight = {&format, n, k, w.data(), w_bytes};
   const Mat xm = {x.data(), bf16 ? DType::bf16 : DType::f32, m, k, activation_stride(k)};
-  const bool gated = epilogue == Epilogue::silu_mul;
+  const bool gated = is_gated(epilogue);
   const int64_t cols = gated ? n / 2 : n;
   const DType dtype = gated && bf16 ? DType::bf16 : DType::f32;
   const Mat ym = {y.data(), dtype, m, cols, activation_stride(cols)};

@@ -87,10 +87,61 @@ double tile_products(int64_t rounds) {
 
 #endif
 
+#if TM_HAS_AVX2
+#if TM_HAS_AVX512
+using Bytes = __m512i;
+#else
+using Bytes = __m256i;
+#endif
+inline Bytes add_products(Bytes sum, Bytes a, Bytes b) {
+#if TM_HAS_BF16_DOT
+  return _mm512_dpbusd_epi32(sum, a, b);
+#elif TM_HAS_AVX512
+  const Bytes pairs = _mm512_maddubs_epi16(a, b);
+  return _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+#else
+  const Bytes pairs = _mm256_maddubs_epi16(a, b);
+  return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+#endif
+}
+inline void opaque(Bytes& a) {
+  asm volatile("" : "+v"(a));
+}
+#else
+// Plain C: what the compiler makes of int32 products.
+using Bytes = Int4;
+inline Bytes add_products(Bytes sum, Bytes a, Bytes b) {
+  return sum + a * b;
+}
+inline void opaque(Bytes& a) {
+#if defined(__x86_64__)
+  asm volatile("" : "+x"(a));
+#else
+  asm volatile("" : "+w"(a));
+#endif
+}
+#endif
+
+double int8_products(int64_t rounds) {
+  constexpr int kSums = TM_HAS_AVX512 ? 24 : TM_HAS_AVX2 ? 10 : 6;
+  Bytes sum[kSums], b = {};
+  opaque(b);
+#pragma GCC unroll 24
+  for (int s = 0; s < kSums; ++s) sum[s] = b;
+  for (int64_t i = 0; i < rounds; ++i) {
+#pragma GCC unroll 24
+    for (int s = 0; s < kSums; ++s) {
+      sum[s] = add_products(sum[s], b, b);
+      opaque(sum[s]);
+    }
+  }
+  return 2.0 * kSums * sizeof(Bytes) / (TM_HAS_AVX2 ? 1 : 4);
+}
+
 }  // namespace
 
 const CeilingKernels& ceiling_kernels() {
-  static constexpr CeilingKernels kernels = {read_sum, tile_products};
+  static constexpr CeilingKernels kernels = {read_sum, tile_products, int8_products};
   return kernels;
 }
 

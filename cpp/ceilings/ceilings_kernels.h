@@ -11,6 +11,8 @@ struct CeilingKernels {
   float (*read)(const uint8_t* p, size_t bytes) = nullptr;
   // `rounds` rounds of register-only products; returns the FLOPs of one round.
   double (*tiles)(int64_t rounds) = nullptr;
+  // The same for products of bytes with int32 sums.
+  double (*int8)(int64_t rounds) = nullptr;
 };
 
 }  // namespace turbomind

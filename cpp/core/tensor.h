@@ -20,6 +20,10 @@ struct Mat {
   T* row(int64_t r) const {
     return static_cast<T*>(data) + r * stride;
   }
+  Mat some_rows(int64_t begin, int64_t count) const {
+    return {row<uint8_t>(0) + begin * stride * static_cast<int64_t>(dtype_bytes(dtype)), dtype,
+            count, cols, stride};
+  }
   float* f32(int64_t r) const { return row<float>(r); }
   uint16_t* u16(int64_t r) const { return row<uint16_t>(r); }
 };

@@ -20,9 +20,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // Calls are a few microseconds apart, and a futex wake takes longer.
-constexpr auto kSpin = std::chrono::microseconds(20);
+constexpr std::chrono::nanoseconds kSpin = std::chrono::microseconds(20);
 // In an open step a worker that ends its share early waits for the slowest one.
-constexpr auto kStepSpin = std::chrono::milliseconds(1);
+constexpr std::chrono::nanoseconds kStepSpin = std::chrono::milliseconds(1);
 
 // Returns the CPUs of this process: its affinity mask, at most its quota of CPU time.
 int usable_cpus() {
@@ -41,14 +41,6 @@ int usable_cpus() {
 
 // Threads of the pools of this process that have an open step.
 std::atomic<int> threads_in_steps{0};
-
-inline void cpu_pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 }  // namespace
 
@@ -71,23 +63,20 @@ struct ThreadPool::State {
   const int cpus = usable_cpus();
   alignas(64) std::atomic<bool> in_step{false};
 
-  // A thread that spins would hold up one that computes.
-  bool may_spin() const {
-    return threads <= cpus && threads_in_steps.load(std::memory_order_relaxed) <= cpus;
+  SpinRule rule() const {
+    return {cpus, threads, threads_in_steps.load(std::memory_order_relaxed),
+            in_step.load(std::memory_order_relaxed)};
   }
   template <typename Done>
   bool spin_until(Done done) const {
     if (done()) return true;
-    if (!may_spin()) return false;
     const auto start = Clock::now();
-    for (auto waited = start - start; waited < kStepSpin; waited = Clock::now() - start) {
+    for (auto waited = start - start; rule().spins(waited); waited = Clock::now() - start) {
       for (int i = 0; i < 16; ++i) {
         if (done()) return true;
         cpu_pause();
       }
-      if (waited < kSpin) continue;
-      if (!in_step.load(std::memory_order_relaxed) || !may_spin()) break;
-      std::this_thread::yield();  // another process may want this CPU
+      if (waited >= kSpin) std::this_thread::yield();  // another process may want this CPU
     }
     return done();
   }
@@ -112,6 +101,15 @@ struct ThreadPool::State {
     caller_sleeps.store(false);
   }
 };
+
+bool SpinRule::spins(std::chrono::nanoseconds waited) const {
+  if (threads > cpus || threads_in_steps > cpus) return false;
+  return waited < (in_step ? kStepSpin : kSpin);
+}
+
+SpinRule ThreadPool::spin_rule() const {
+  return state_->rule();
+}
 
 ThreadPool::ThreadPool(int threads, void (*before_sleep)()) : state_(std::make_unique<State>()) {
   if (threads < 1) {

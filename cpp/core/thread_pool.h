@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -11,6 +12,27 @@
 #include <vector>
 
 namespace turbomind {
+
+// One turn of a loop that waits for another thread.
+inline void cpu_pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Decides how long a thread spins for the next call before it sleeps.
+struct SpinRule {
+  int cpus = 1;              // that this process may use
+  int threads = 1;           // of the pool
+  int threads_in_steps = 0;  // of all pools of the process with an open step
+  bool in_step = false;      // of this pool
+
+  // Returns whether a thread that has waited this long spins on. It never does where more threads
+  // compute than there are CPUs: it would hold up one of them.
+  bool spins(std::chrono::nanoseconds waited) const;
+};
 
 class ThreadPool {
  public:
@@ -35,6 +57,8 @@ class ThreadPool {
   };
 
   int size() const { return static_cast<int>(workers_.size()) + 1; }
+  // The rule that waiting threads follow now.
+  SpinRule spin_rule() const;
 
   // Calls fn(worker) once on every worker, 0 <= worker < size(), and returns when all are done.
   // The first exception thrown by any worker is rethrown here. Not reentrant.

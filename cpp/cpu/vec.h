@@ -518,4 +518,10 @@ TM_INLINE VecF silu(VecF x) {
   return x / (broadcast(1.0f) + exp(zero() - x));
 }
 
+// 0.5 x (1 + tanh(u)) with u = sqrt(2 / pi) (x + 0.044715 x^3), written as x / (1 + exp(-2u)).
+TM_INLINE VecF gelu_tanh(VecF x) {
+  const VecF cubic = fma(x * x, broadcast(0.044715f * 1.5957691216f), broadcast(1.5957691216f));
+  return x / (broadcast(1.0f) + exp(zero() - x * cubic));
+}
+
 }  // namespace turbomind::TM_ISA_NS

@@ -5,6 +5,7 @@
 #include <limits>
 #include <utility>
 
+#include "cache/pool_sizes.h"
 #include "core/error.h"
 #include "engine/make_tiers.h"
 #include "engine/page_memory_of.h"
@@ -26,14 +27,17 @@ int64_t page_bytes(const Model& model) {
 
 constexpr double kWarmUpSeconds = 5;  // about the most that a warm-up takes
 
+int64_t prefill_chunk_of(const EngineOptions& options) {
+  return options.prefill_chunk > 0 ? options.prefill_chunk : kDefaultPrefillChunk;
+}
+
 // Returns the limits of all steps that the scheduler plans and the core measures.
 StepLimits step_limits(const EngineOptions& options, const Model& model) {
   StepLimits most;
   most.rows = options.max_batch_size;
   most.keys = model.max_context();
   if (options.max_context_tokens > 0) most.keys = std::min(most.keys, options.max_context_tokens);
-  const int64_t chunk = options.prefill_chunk > 0 ? options.prefill_chunk : kDefaultPrefillChunk;
-  most.tokens = std::min(chunk, most.rows * most.keys) + most.rows;
+  most.tokens = std::min(prefill_chunk_of(options), most.rows * most.keys) + most.rows;
   most.tokens = std::max<int64_t>(most.tokens, kPageTokens);
   most.samples = std::min(most.tokens, kMostLogitRows + most.rows);
   most.sampled = most_samples(most.rows);
@@ -50,29 +54,35 @@ void reserve_steps(const EngineOptions& options, Model& model) {
   }
 }
 
-// Returns the number of pages per group. Steps reserve their memory first; pages get of the rest.
-int64_t pool_pages(const EngineOptions& options, Model& model) {
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+// Returns the number of pages of each group. Steps reserve their memory first; pages get of the
+// rest.
+std::vector<int64_t> pool_pages(const EngineOptions& options, Model& model) {
   reserve_steps(options, model);
   const int64_t each = page_bytes(model), free = model.free_bytes();
   const bool shares = options.cache_share > 0;
-  int64_t bytes = options.cache_bytes;
+  PoolDemand demand;
+  demand.pages = options.cache_pages;
+  demand.rows = options.max_batch_size;
+  demand.chunk = prefill_chunk_of(options);
+  demand.bytes = options.cache_bytes;
   if (shares) {
-    bytes = static_cast<int64_t>(options.cache_share * static_cast<double>(free));
-    if (model.context().gpu) bytes = std::min(bytes, std::max<int64_t>(free - kGpuReserve, 0));
+    demand.bytes = static_cast<int64_t>(options.cache_share * static_cast<double>(free));
+    if (model.context().gpu)
+      demand.bytes = std::min(demand.bytes, std::max<int64_t>(free - kGpuReserve, 0));
   }
-  if (options.cache_pages == 0 && (each <= 0 || bytes < each))
+  if (options.cache_pages == 0 && (each <= 0 || demand.bytes < each))
     throw_error(
-        ErrorCode::invalid_request, "cache_memory: got ", bytes, " bytes",
+        ErrorCode::invalid_request, "cache_memory: got ", demand.bytes, " bytes",
         shares ? " (a share of the device's free memory, 256 MiB of which are reserved)" : "",
         ", expected at least one page of ", each, " bytes");
-  const int64_t pages =
-      std::min(options.cache_pages > 0 ? options.cache_pages : bytes / each, kMost);
-  if (model.context().gpu && pages > free / each)
+  const std::vector<int64_t> pages = pool_sizes(model.groups(), demand);
+  int64_t bytes = 0;
+  for (size_t g = 0; g < pages.size(); ++g)
+    bytes += pages[g] * static_cast<int64_t>(model.groups()[g].page_bytes);
+  if (model.context().gpu && bytes > free)
     throw_error(ErrorCode::invalid_request,
-                options.cache_pages > 0 ? "cache_pages: got " : "cache_memory: got ", pages,
-                " pages of ", each, " bytes, expected at most ", free,
-                " bytes, the device's free memory");
+                options.cache_pages > 0 ? "cache_pages: got pages of " : "cache_memory: got ",
+                bytes, " bytes, expected at most ", free, " bytes, the device's free memory");
   return pages;
 }
 
@@ -161,16 +171,20 @@ void EngineCore::append(HandleId handle, const std::vector<int32_t>& token_ids) 
 }
 
 void EngineCore::truncate(HandleId handle, int64_t length) {
-  Sequence& seq = find_idle(handle, "truncate").seq;
+  Handle& h = find_idle(handle, "truncate");
+  Sequence& seq = h.seq;
   if (length < 0 || length > seq.length())
     throw_error(ErrorCode::invalid_request, "length: got ", length, ", expected 0 to ",
                 seq.length(), " (the handle's length)");
   kv_.truncate(seq, length);
+  h.answered = std::min(h.answered, length);
 }
 
 void EngineCore::fork(HandleId handle, HandleId copy, std::optional<float> retention_priority) {
-  const Sequence& seq = find(handle).seq;
+  const Handle& original = find(handle);
+  const Sequence& seq = original.seq;
   Handle& made = handles_.try_emplace(copy).first->second;
+  made.answered = original.answered;
   made.last_use = ++clock_;
   const float priority = retention_priority.value_or(seq.retention_priority);
   try {
@@ -219,7 +233,8 @@ void EngineCore::close(HandleId handle, bool save) {
 }
 
 void EngineCore::generate(HandleId handle, std::unique_ptr<RequestState> state) {
-  Sequence& seq = find_idle(handle, "generate on").seq;
+  Handle& h = find_idle(handle, "generate on");
+  Sequence& seq = h.seq;
   if (seq.length() == 0)
     throw_error(ErrorCode::invalid_request, "handle ", handle, ": got no tokens, expected some");
   state->handle = handle;
@@ -228,7 +243,9 @@ void EngineCore::generate(HandleId handle, std::unique_ptr<RequestState> state) 
     check_prompt(*state);
     reserve_logits(*state);
   });
-  if (fine) start(std::move(state), &seq, {});
+  if (!fine) return;
+  begin_turn(seq, h.answered, *state);
+  start(std::move(state), &seq, {});
 }
 
 void EngineCore::advance(HandleId handle, int64_t prefix_length, const std::vector<int32_t>& append,
@@ -254,6 +271,7 @@ void EngineCore::advance(HandleId handle, int64_t prefix_length, const std::vect
     tokens.insert(tokens.end(), end.begin(), end.end());
   };
   end_with(append);
+  begin_turn(*seq, prefix_length, *state);
   state->handle = handle;
   try {
     start(std::move(state), seq, {});
@@ -262,6 +280,17 @@ void EngineCore::advance(HandleId handle, int64_t prefix_length, const std::vect
     throw;
   }
   if (retention_priority) set_priority(*seq, *retention_priority);
+}
+
+// Records where the request's turn and its reply begin. The sequence had the first `prefix` tokens
+// of the prompt before. A prompt that changes within the last one is another version of that turn:
+// an edited question, a retry, a reply that is continued.
+void EngineCore::begin_turn(Sequence& seq, int64_t prefix, const RequestState& state) {
+  LastTurn& turn = seq.last_turn;
+  const int64_t reply = state.prompt_tokens - state.params->continued;
+  const int64_t begin = std::min(prefix, reply);
+  if (begin < turn.begin || begin > turn.reply) turn.begin = begin;
+  turn.reply = reply;
 }
 
 void EngineCore::submit(std::vector<int32_t> token_ids, std::unique_ptr<RequestState> state) {
@@ -350,6 +379,7 @@ void EngineCore::leave(SequenceState& sequence) {
   if (sequence.request->handle) {
     const auto it = handles_.find(sequence.request->handle);
     it->second.request = nullptr;
+    it->second.answered = sequence.kv->length();
     it->second.last_use = ++clock_;
     list_idle(it->first, it->second);
   } else {
@@ -441,8 +471,12 @@ Stats EngineCore::stats() {
   Stats s;
   s.pages_total = kv_.total();
   for (size_t g = 0; g < kv_.groups(); ++g) {
-    const auto each = static_cast<int64_t>(kv_.group(static_cast<int>(g)).page_bytes);
-    s.cache_bytes += each * kv_.pool(static_cast<int>(g)).total();
+    const CacheGroup& group = kv_.group(static_cast<int>(g));
+    const PagePool& pool = kv_.pool(static_cast<int>(g));
+    const auto bytes = static_cast<int64_t>(group.page_bytes);
+    s.groups.push_back(
+        {group.window, bytes, pool.total(), pool.free(), pool.cached(), pool.out_of_reach()});
+    s.cache_bytes += bytes * pool.total();
   }
   s.pages_free = kv_.free();
   s.pages_cached = kv_.cached();

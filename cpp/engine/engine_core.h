@@ -85,6 +85,7 @@ class EngineCore {
     Sequence seq;
     RequestState* request = nullptr;  // null: idle
     uint64_t last_use = 0;
+    int64_t answered = 0;     // tokens when its last request ended, as far as they are still there
     IdleHandles::Entry idle;  // listed where it may hold pages and no request runs it
   };
 
@@ -106,6 +107,7 @@ class EngineCore {
   void guarded(F&& f);
   void collect();
   void set_priority(Sequence& seq, float retention_priority) noexcept;
+  static void begin_turn(Sequence& seq, int64_t prefix, const RequestState& state);
   void begin_speeds(const std::optional<SpeedRecord>& recorded);
   bool begin_as_recorded(StepTime::Fit fit, int64_t tokens, double ms);
   void observe_step(int64_t tokens, double ms);

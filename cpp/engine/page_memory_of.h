@@ -1,7 +1,7 @@
 // The page memory of a model, for the KV cache.
 #pragma once
 
-#include "cache/page_memory.h"
+#include "cache/kv_cache.h"
 #include "model/model.h"
 
 namespace turbomind {
@@ -11,7 +11,9 @@ inline PageMemory page_memory_of(Model& model) {
   PageMemory memory;
   memory.fingerprint = model.fingerprint();
   memory.groups = model.groups();
-  memory.allocate = [&model](int64_t pages) { model.pages().allocate_pages(pages); };
+  memory.allocate = [&model](const std::vector<int64_t>& pages) {
+    model.pages().allocate_pages(pages);
+  };
   memory.copy = [&model](int group, int32_t from, int32_t to) {
     model.pages().copy_page(group, from, to);
   };

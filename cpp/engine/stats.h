@@ -11,10 +11,19 @@
 
 namespace turbomind {
 
+// The pages of a cache group now: free + referenced + cached = total.
+struct GroupStats {
+  int64_t window = 0;  // tokens; 0: full attention
+  int64_t page_bytes = 0;
+  int64_t total = 0, free = 0, cached = 0;
+  int64_t out_of_reach = 0;  // cached ones that windows have moved past, evicted first
+};
+
 // Counters run from the engine's start.
 struct Stats {
   // Pages of all cache groups now: free + referenced + cached = total.
   int64_t pages_total = 0, pages_free = 0, pages_referenced = 0, pages_cached = 0;
+  std::vector<GroupStats> groups;
   int64_t cache_bytes = 0;       // of all pages
   int64_t tokens_prefilled = 0;  // prompt tokens computed, those after a preemption included
   int64_t tokens_decoded = 0;

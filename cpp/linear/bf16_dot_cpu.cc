@@ -12,8 +12,8 @@ struct Bf16DotKernel {
   static constexpr int kRows = kBlockRows;
   static constexpr int kRowAlign = 1;
   static constexpr int kPanels = kBlockPanels;
-  static constexpr int kKBlockBytes = 1024;
   static constexpr bool kPipelined = false;
+  static constexpr bool kUnpacks = false;
 
   static void begin(const LinearPiece&) {}
 
@@ -75,7 +75,7 @@ struct Bf16DotKernel {
 // Chunks of 64 K blocks of four panels are 256 KiB, a quarter of the second-level cache.
 template <class K>
 constexpr LinearKernel kernel_of() {
-  return {K::kRows, K::kPanels, 64, K::kPanels, true, false, false, run_piece<K>};
+  return {K::kRows, K::kPanels, 64, K::kPanels, XType::bf16, false, false, run_piece<K>};
 }
 
 }  // namespace

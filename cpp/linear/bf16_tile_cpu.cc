@@ -29,8 +29,8 @@ struct TileSmallKernel {
   static constexpr int kRows = 16;
   static constexpr int kRowAlign = 16;
   static constexpr int kPanels = 4;
-  static constexpr int kKBlockBytes = kTileBytes;
   static constexpr bool kPipelined = false;
+  static constexpr bool kUnpacks = false;
 
   static void begin(const LinearPiece& p) {
     tile_configure(static_cast<int>(p.row_end - p.row_begin));
@@ -92,8 +92,8 @@ struct TileKernel {
   static constexpr int kRows = 32;
   static constexpr int kRowAlign = 32;
   static constexpr int kPanels = 2;
-  static constexpr int kKBlockBytes = kTileBytes;
   static constexpr bool kPipelined = true;
+  static constexpr bool kUnpacks = false;
 
   static void begin(const LinearPiece&) { tile_configure(kTileRows); }
 
@@ -205,16 +205,21 @@ const LinearKernel bf16_tile_small_kernel = {TileSmallKernel::kRows,
                                              TileSmallKernel::kPanels,
                                              16,
                                              TileSmallKernel::kPanels,
-                                             true,
+                                             XType::bf16,
                                              false,
                                              false,
                                              run_piece<TileSmallKernel>};
 
 // A chunk of x comes from the third-level cache once per 28 panels, whose sums (512 rows of 448
 // float32) and x fit a second-level cache of 2 MiB.
-const LinearKernel bf16_tile_kernel = {
-    TileKernel::kRows,    TileKernel::kPanels, TileOrder().chunk_k_blocks, 28, true, true, true,
-    run_piece<TileKernel>};
+const LinearKernel bf16_tile_kernel = {TileKernel::kRows,
+                                       TileKernel::kPanels,
+                                       TileOrder().chunk_k_blocks,
+                                       28,
+                                       XType::bf16,
+                                       true,
+                                       true,
+                                       run_piece<TileKernel>};
 
 }  // namespace turbomind::TM_ISA_NS
 

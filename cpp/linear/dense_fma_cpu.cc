@@ -28,6 +28,16 @@ struct Float32Weights {
   }
 };
 
+// Keeps sums in registers at this point. With the 16 of AVX2, gcc 12 hoists broadcasts above the
+// products and spills five of twelve sums in each pair of k, which costs a third of the rate.
+TM_INLINE void stay_in_registers(VecF& a, VecF& b) {
+#if TM_HAS_AVX2
+  asm volatile("" : "+x"(a.v), "+x"(b.v));
+#else
+  (void)a, (void)b;
+#endif
+}
+
 template <class Weights>
 struct FmaKernel {
   // Sums, one row of weights and one broadcast fill the 32 (AVX-512) or 16 vector registers.
@@ -40,6 +50,7 @@ struct FmaKernel {
   }
   static constexpr int kKBlockBytes = Weights::kPairBytes * 16;
   static constexpr bool kPipelined = false;
+  static constexpr bool kUnpacks = false;
   // Four panels of a chunk fill at most a quarter of a 1 MiB second-level cache.
   static constexpr int kChunk = (256 << 10) / (4 * kKBlockBytes);
 
@@ -75,6 +86,7 @@ struct FmaKernel {
           const VecF a = broadcast(x[r * x_stride + 2 * i + odd]);
 #pragma GCC unroll 8
           for (int v = 0; v < V; ++v) sum[r][v] = fma(a, weight[v], sum[r][v]);
+          if constexpr (kLanes == 8 && V == 2) stay_in_registers(sum[r][0], sum[r][1]);
         }
         asm volatile("" : "+r"(line));  // loading both k at once would spill sums
       }
@@ -117,7 +129,7 @@ struct FmaKernel {
 
 template <class K>
 constexpr LinearKernel kernel_of() {
-  return {K::kRows, K::kPanels, K::kChunk, K::kPanels, false, false, false, run_piece<K>};
+  return {K::kRows, K::kPanels, K::kChunk, K::kPanels, XType::f32, false, false, run_piece<K>};
 }
 
 constexpr LinearKernel kBf16 = kernel_of<FmaKernel<Bfloat16Weights>>();

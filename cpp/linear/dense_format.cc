@@ -3,10 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/error.h"
-#include "core/memory.h"
 #include "cpu/isa_dispatch.h"
-#include "linear/linear_split.h"
+#include "linear/product.h"
 #include "linear/row_source.h"
 
 namespace turbomind {
@@ -18,19 +16,6 @@ const DenseKernels& dense_kernels(Isa isa) {
 }
 
 namespace {
-
-// Scratch of the calling thread: grows to the largest product seen, then stays.
-template <class Tag>
-uint8_t* thread_scratch(size_t bytes) {
-  thread_local HugeBuffer buffer;
-  if (buffer.size() < bytes) {
-    buffer = HugeBuffer();  // the old one goes first
-    buffer = HugeBuffer(bytes);
-  }
-  return buffer.data();
-}
-struct ActivationScratch;  // of the thread that calls matmul, read by all workers
-struct SumScratch;         // of each worker
 
 // ---- packing ----
 
@@ -68,89 +53,6 @@ void pack_panel(const SourceRows& source, int64_t first, int64_t n, DType dtype,
   }
 }
 
-// ---- activations ----
-
-void convert_row(const Mat& x, int64_t row, int64_t k, bool to_bf16, uint8_t* dst) {
-  const bool from_bf16 = x.dtype == DType::bf16;
-  if (from_bf16 == to_bf16) {
-    std::memcpy(dst, x.row<uint8_t>(0) + row * x.stride * dtype_bytes(x.dtype),
-                k * dtype_bytes(x.dtype));
-  } else if (to_bf16) {
-    const float* s = x.f32(row);
-    for (int64_t i = 0; i < k; ++i) reinterpret_cast<uint16_t*>(dst)[i] = f32_to_bf16(s[i]);
-  } else {
-    const uint16_t* s = x.u16(row);
-    for (int64_t i = 0; i < k; ++i) reinterpret_cast<float*>(dst)[i] = bf16_to_f32(s[i]);
-  }
-}
-
-// Rows [begin, x.rows) in the kernel's type, 64-byte aligned, their columns and `padded_rows` in
-// all padded with zeros.
-void convert_rows(ThreadPool& pool, const Mat& x, int64_t begin, int64_t padded_rows, int64_t k,
-                  bool to_bf16, uint8_t* dst, int64_t stride) {
-  const int64_t used = k * (to_bf16 ? 2 : 4);
-  pool.parallel_for(padded_rows, 16, [&](int64_t lo, int64_t hi, int) {
-    for (int64_t r = lo; r < hi; ++r) {
-      const bool real = begin + r < x.rows;
-      if (real) convert_row(x, begin + r, k, to_bf16, dst + r * stride);
-      std::memset(dst + r * stride + (real ? used : 0), 0, stride - (real ? used : 0));
-    }
-  });
-}
-
-// Points the job at x, or at a copy where the kernel cannot read it as it is.
-void prepare_x(ThreadPool& pool, const LinearKernel& kernel, const Mat& x, int64_t k,
-               LinearJob& job) {
-  const int64_t element = kernel.bf16_x ? 2 : 4, full = x.rows / 16 * 16;
-  const bool tail = kernel.whole_tiles && full < x.rows;
-  job.x = static_cast<const uint8_t*>(x.data);
-  job.x_stride = x.stride * static_cast<int64_t>(dtype_bytes(x.dtype));
-  job.x_tail_begin = x.rows;
-  // 4 KiB apart, the 16 rows of a tile would meet in one set of the first-level cache.
-  const bool copy =
-      (x.dtype == DType::bf16) != kernel.bf16_x || (kernel.whole_tiles && job.x_stride % 4096 == 0);
-  if (!copy && !tail) return;
-  const int64_t begin = copy ? 0 : full;
-  const int64_t rows = tail ? full + 16 - begin : x.rows - begin;
-  const int64_t stride = activation_stride(k) * element;
-  uint8_t* dst = thread_scratch<ActivationScratch>(stride * rows);
-  convert_rows(pool, x, begin, rows, k, kernel.bf16_x, dst, stride);
-  if (copy) {
-    job.x = dst;
-    job.x_stride = stride;
-  }
-  if (tail) {
-    job.x_tail = dst + (full - begin) * stride;
-    job.x_tail_begin = full;
-    job.x_tail_stride = stride;
-  }
-}
-
-int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-
-LinearJob make_job(const LinearWeight& w, const Mat& y, const LinearArgs& args,
-                   int64_t panel_bytes) {
-  LinearJob job;
-  job.w = w.data;
-  job.panel_bytes = panel_bytes;
-  job.k_blocks = padded_cols(w.k) / kKBlock;
-  job.n = w.n;
-  job.y = y.data;
-  job.y_stride = y.stride;
-  job.y_cols = y.cols;
-  job.y_zero_end = std::min(padded_cols(y.cols), y.stride);
-  job.y_bf16 = y.dtype == DType::bf16;
-  job.bias = args.bias;
-  if (args.addend != nullptr) {
-    job.addend = args.addend->f32(0);
-    job.addend_stride = args.addend->stride;
-  }
-  job.epilogue = args.epilogue;
-  return job;
-}
-
 }  // namespace
 
 size_t DenseFormat::packed_bytes(int64_t n, int64_t k) const {
@@ -161,7 +63,7 @@ void DenseFormat::pack(ThreadPool& pool, const std::vector<RowSegment>& segments
                        int64_t k, uint8_t* dst) const {
   const SourceRows source(segments, n, k);
   const size_t panel_bytes = packed_bytes(kPanel, k);
-  pool.parallel_for(ceil_div(n, kPanel), 4, [&](int64_t begin, int64_t end, int) {
+  pool.parallel_for(round_up(n, kPanel) / kPanel, 4, [&](int64_t begin, int64_t end, int) {
     for (int64_t p = begin; p < end; ++p) {
       pack_panel(source, p * kPanel, n, dtype_, pair_, k, dst + p * panel_bytes);
     }
@@ -185,31 +87,23 @@ void DenseFormat::unpack_row(const LinearWeight& w, int64_t row, float* out) con
 void DenseFormat::matmul(Context& ctx, const LinearWeight& w, const Mat& x, const Mat& y,
                          const LinearArgs& args) const {
   if (x.rows == 0) return;
-  LinearKernel kern = kernel(ctx.isa, x.rows);
-  LinearJob job = make_job(w, y, args, static_cast<int64_t>(packed_bytes(kPanel, w.k)));
-  if (kern.ordered) {
-    job.order = ctx.tile_order;
-    kern.chunk_k_blocks = ctx.tile_order.chunk_k_blocks;
-  }
-  job.order.chunk_k_blocks = kern.chunk_k_blocks;
-  prepare_x(ctx.pool, kern, x, w.k, job);
-  const int64_t panels = ceil_div(w.n, kPanel);
-  const Split s = split_linear(kern, x.rows, panels, job.k_blocks, args.epilogue, ctx.pool.size());
-  const auto compute = [&](int64_t piece, int64_t next_panel) {
-    LinearPiece p = piece_of(s, piece, x.rows, panels);
-    p.next_panel = next_panel;
-    const size_t floats = static_cast<size_t>(linear_scratch_floats(kern, p));
-    kern.run(job, p, reinterpret_cast<float*>(thread_scratch<SumScratch>(floats * 4)));
-  };
-  if (x.rows > kFewRows) {
-    ctx.pool.parallel_for(s.count(), 1, [&](int64_t begin, int64_t end, int) {
-      for (int64_t i = begin; i < end; ++i) compute(i, -1);
-    });
-    return;
-  }
-  ctx.pool.parallel_ranges(s.count(), [&](int64_t i, int64_t range_end, int) {
-    compute(i, i + 1 < range_end ? piece_of(s, i + 1, x.rows, panels).panel_begin : -1);
-  });
+  const Product product{&kernel(ctx.isa, x.rows), job(w.k), &w, x, y, args};
+  run_products(ctx, {&product, 1});
+}
+
+void DenseFormat::matmul_group(Context& ctx, const WeightGroup& w, const int32_t* begin, int64_t,
+                               const Mat& x, const Mat& y, Epilogue epilogue) const {
+  std::vector<Product>& products = group_products(w, begin, x, y, epilogue);
+  for (Product& p : products) p.kernel = &kernel(ctx.isa, p.x.rows), p.job = job(p.w->k);
+  run_products(ctx, products);
+}
+
+LinearJob DenseFormat::job(int64_t k) const {
+  LinearJob job;
+  job.panel_bytes = static_cast<int64_t>(packed_bytes(kPanel, k));
+  job.k_block_bytes = kKBlock * kPanel * static_cast<int64_t>(dtype_bytes(dtype_));
+  job.k_blocks = padded_cols(k) / kKBlock;
+  return job;
 }
 
 }  // namespace turbomind

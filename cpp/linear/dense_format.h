@@ -24,11 +24,15 @@ class DenseFormat : public WeightFormat {
   void unpack_row(const LinearWeight& w, int64_t row, float* out) const override;
   void matmul(Context& ctx, const LinearWeight& w, const Mat& x, const Mat& y,
               const LinearArgs& args) const override;
+  void matmul_group(Context& ctx, const WeightGroup& w, const int32_t* begin, int64_t most_rows,
+                    const Mat& x, const Mat& y, Epilogue epilogue) const override;
 
  protected:
   virtual const LinearKernel& kernel(Isa isa, int64_t m) const = 0;
 
  private:
+  LinearJob job(int64_t k) const;
+
   const char* name_;
   DType dtype_;
   int pair_;

@@ -43,9 +43,28 @@ class DeviceFormat final : public WeightFormat {
 
   void matmul(Context& ctx, const LinearWeight& w, const Mat& x, const Mat& y,
               const LinearArgs& args) const override {
-    const bool gated = args.epilogue == Epilogue::silu_mul;
+    const bool gated = is_gated(args.epilogue);
     linear(device_linear(*ctx.gpu, gated ? x.rows : 0, w.n), ctx.gpu->handle(),
            product(w, x, y, args));
+  }
+
+  void matmul_group(Context& ctx, const WeightGroup& w, const int32_t* begin, int64_t most_rows,
+                    const Mat& x, const Mat& y, Epilogue epilogue) const override {
+    DeviceGroups g;
+    g.all = product(w.weights[0], x, y, {.bias = w.bias(0), .epilogue = epilogue});
+    g.begin = begin;
+    g.count = static_cast<int32_t>(w.weights.size());
+    g.most_rows = static_cast<int32_t>(most_rows);
+    if (g.count > 1) {
+      g.w_stride = w.weights[1].data - w.weights[0].data;
+      if (g.all.bias != nullptr) g.bias_stride = w.biases[1] - w.biases[0];
+    }
+    for (int64_t i = 1; i < g.count; ++i) {
+      if (w.weights[i].data != w.weights[0].data + i * g.w_stride ||
+          (g.all.bias != nullptr && w.biases[i] != g.all.bias + i * g.bias_stride))
+        throw_error(ErrorCode::internal, "weights of a group are at unequal distances");
+    }
+    linear_groups(device_linear(*ctx.gpu, 0, 0), ctx.gpu->handle(), g);
   }
 
  private:

@@ -129,13 +129,9 @@ TM_DEVICE void finish_tile(const DeviceProduct& p, const Corner& at, const float
 }
 
 template <typename T, int kColumns>
-TM_KERNEL(kGemmThreads, kColumns == 64 ? 2 : 1)
-void gemm(const TM_GRID_CONSTANT DeviceProduct p) {
-  let_next_start();
-  wait_for_previous();
+TM_DEVICE void multiply_tile(const DeviceProduct& p, const Corner& at) {
   using Shape = Tile<kColumns>;
   constexpr int kRowTiles = Shape::kRowTiles;
-  const Corner at = block_corner(p, kColumns);
   const int chunks = p.k_padded / kChunk;
   const int down = warp_index() / Shape::kWarpsAcross, across = warp_index() % Shape::kWarpsAcross;
   uint8_t* ring = shared_memory<uint8_t>();
@@ -175,6 +171,25 @@ void gemm(const TM_GRID_CONSTANT DeviceProduct p) {
 }
 
 template <typename T, int kColumns>
+TM_KERNEL(kGemmThreads, kColumns == 64 ? 2 : 1)
+void gemm(const TM_GRID_CONSTANT DeviceProduct p) {
+  let_next_start();
+  wait_for_previous();
+  multiply_tile<T, kColumns>(p, block_corner(p, kColumns));
+}
+
+// Blocks with y = i take the i-th tile of rows of all weights.
+template <typename T, int kColumns>
+TM_KERNEL(kGemmThreads, 2)
+void gemm_groups(const TM_GRID_CONSTANT DeviceGroups g) {
+  let_next_start();
+  wait_for_previous();
+  const GroupTile at = group_tile(g, kGemmRows, static_cast<int>(blockIdx.y));
+  if (at.p.m == 0) return;
+  multiply_tile<T, kColumns>(at.p, {at.tile * kGemmRows, static_cast<int>(blockIdx.x) * kColumns});
+}
+
+template <typename T, int kColumns>
 void launch_gemm(StreamHandle stream, const DeviceProduct& p) {
   const int blocks = (p.m + kGemmRows - 1) / kGemmRows * ((p.n + kColumns - 1) / kColumns);
   launch<gemm<T, kColumns>>(stream, dim3(static_cast<unsigned>(blocks)), kGemmThreads,
@@ -188,8 +203,22 @@ void run(StreamHandle stream, const DeviceProduct& p, int columns) {
     columns == 64 ? launch_gemm<F16, 64>(stream, p) : launch_gemm<F16, 128>(stream, p);
 }
 
+template <typename T>
+void launch_groups(StreamHandle stream, const DeviceGroups& g) {
+  constexpr int kColumns = 64;  // an expert has few rows and a narrow output
+  // Each weight's last tile may be part empty.
+  const int tiles = g.all.m / kGemmRows + (g.count < g.all.m ? g.count : g.all.m);
+  const dim3 grid(static_cast<unsigned>((g.all.n + kColumns - 1) / kColumns),
+                  static_cast<unsigned>(tiles));
+  launch<gemm_groups<T, kColumns>>(stream, grid, kGemmThreads, Tile<kColumns>::kSharedBytes, g);
+}
+
+void run_groups(StreamHandle stream, const DeviceGroups& g) {
+  g.all.dtype == DType::bf16 ? launch_groups<Bf16>(stream, g) : launch_groups<F16>(stream, g);
+}
+
 }  // namespace
 
-const GemmCuda kGemmCuda{run};
+const GemmCuda kGemmCuda{run, run_groups};
 
 }  // namespace turbomind::TM_CUDA_NS

@@ -31,7 +31,7 @@ bool aligned(const void* p, size_t bytes) {
 }
 
 void check(const DeviceProduct& p) {
-  const bool gated = p.epilogue == Epilogue::silu_mul;
+  const bool gated = is_gated(p.epilogue);
   expect(p.dtype != DType::f32, "dtype", static_cast<int>(p.dtype), "bfloat16 or float16");
   expect(p.m >= 0, "m", p.m, "0 or more");
   expect(p.n > 0 && (!gated || p.n % 32 == 0), "n", p.n,
@@ -77,7 +77,7 @@ GroupRange group_range(int groups, int unit, int block, int blocks) {
 
 // Bytes that the epilogues load beside the sums, and bytes that they store.
 LinearTraffic epilogue_traffic(const DeviceProduct& p) {
-  const int64_t sums = int64_t{p.m} * p.y_cols * (p.epilogue == Epilogue::silu_mul ? 2 : 1);
+  const int64_t sums = int64_t{p.m} * p.y_cols * (is_gated(p.epilogue) ? 2 : 1);
   const int64_t terms = (p.bias != nullptr) + (p.addend != nullptr);
   const int64_t added = p.epilogue == Epilogue::add ? int64_t{p.m} * p.n : 0;
   const int64_t columns = p.y_cols + std::max(0, p.y_zero_end - p.y_cols);
@@ -98,7 +98,7 @@ bool has_terms(const DeviceProduct& p) {
 // fast path rounds too.
 bool fits_cublaslt(const DeviceLinear& l, const DeviceProduct& p) {
   if (l.cublaslt == nullptr) return false;
-  if (p.epilogue == Epilogue::silu_mul) return l.scratch_bytes >= gate_scratch_bytes(1, p.n);
+  if (is_gated(p.epilogue)) return l.scratch_bytes >= gate_scratch_bytes(1, p.n);
   return !p.y_16bit || !has_terms(p);
 }
 
@@ -143,7 +143,7 @@ int64_t gated_by_cublaslt(const DeviceLinear& l, const LinearCuda& kernels, Stre
 
 int64_t rows_by_cublaslt(const DeviceLinear& l, const LinearCuda& kernels, StreamHandle stream,
                          const DeviceProduct& p) {
-  if (p.epilogue == Epilogue::silu_mul) return gated_by_cublaslt(l, kernels, stream, p);
+  if (is_gated(p.epilogue)) return gated_by_cublaslt(l, kernels, stream, p);
   if (!l.cublaslt->multiply(stream, plain_product(p))) return 0;
   if (has_terms(p) || p.y_zero_end > p.y_cols) kernels.add_terms(stream, p);
   return p.m;
@@ -155,6 +155,11 @@ void run_own(const DeviceLinear& l, StreamHandle stream, const DeviceProduct& p,
   } else {
     gemm_kernels(l.kind).run(stream, p, gemm_columns(p, l.multiprocessors));
   }
+}
+
+// Weights that can have rows.
+int64_t most_used(const DeviceGroups& g) {
+  return std::min<int64_t>(g.count, g.all.m);
 }
 
 }  // namespace
@@ -177,7 +182,7 @@ int skinny_rows(size_t shared_per_block) {
 
 SkinnyPlan skinny_plan(const DeviceProduct& p, int multiprocessors, size_t shared_per_block) {
   SkinnyPlan plan;
-  plan.unit = p.epilogue == Epilogue::silu_mul ? 4 : 1;
+  plan.unit = is_gated(p.epilogue) ? 4 : 1;
   const int64_t units = ceil_div(ceil_div(p.n, kGroup), plan.unit);
   plan.blocks = static_cast<int>(std::min<int64_t>(units, multiprocessors));
   const int64_t most_groups = ceil_div(units, plan.blocks) * plan.unit;
@@ -233,6 +238,22 @@ void linear(const DeviceLinear& l, StreamHandle stream, const DeviceProduct& p) 
     path = linear_path(p.m - done, l.deterministic, false, rows);
   }
   run_own(l, stream, rows_of(p, done, p.m - done), path);
+}
+
+void linear_groups(const DeviceLinear& l, StreamHandle stream, const DeviceGroups& g) {
+  check(g.all);
+  expect(g.begin != nullptr && g.count > 0, "count", g.count, "at least one weight");
+  expect(g.w_stride % 16 == 0, "w_stride", g.w_stride, "a multiple of 16");
+  if (g.all.m == 0) return;
+  DeviceProduct widest = g.all;
+  widest.m = std::min(g.most_rows, g.all.m);
+  const int own = skinny_rows(l.shared_per_block);
+  if (linear_path(widest.m, true, false, own) == LinearPath::gemm) {
+    gemm_kernels(l.kind).run_groups(stream, g);
+    return;
+  }
+  const auto share = static_cast<int>(ceil_div(l.multiprocessors, most_used(g)));
+  linear_kernels(l.kind).skinny_groups(stream, g, skinny_plan(widest, share, l.shared_per_block));
 }
 
 }  // namespace turbomind

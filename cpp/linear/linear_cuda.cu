@@ -44,11 +44,17 @@ struct SkinnyParams {
   int stages;
 };
 
-TM_DEVICE GroupRange block_groups(const SkinnyParams& q) {
-  const int groups = (q.p.n + kGroup - 1) / kGroup, units = (groups + q.unit - 1) / q.unit;
+struct SkinnyGroupsParams {
+  DeviceGroups g;
+  int unit;
+  int stages;
+};
+
+TM_DEVICE GroupRange block_groups(const DeviceProduct& p, int unit) {
+  const int groups = (p.n + kGroup - 1) / kGroup, units = (groups + unit - 1) / unit;
   const int block = static_cast<int>(blockIdx.x), blocks = static_cast<int>(gridDim.x);
-  const int begin = static_cast<int>(int64_t{units} * block / blocks) * q.unit;
-  const int end = static_cast<int>(int64_t{units} * (block + 1) / blocks) * q.unit;
+  const int begin = static_cast<int>(int64_t{units} * block / blocks) * unit;
+  const int end = static_cast<int>(int64_t{units} * (block + 1) / blocks) * unit;
   return {begin, min(end, groups)};
 }
 
@@ -249,12 +255,9 @@ TM_DEVICE void finish_tile(const DeviceProduct& p, int group, int live, float* s
 }
 
 template <typename T, int kRowTiles, int kGroups>
-TM_KERNEL(kSkinnyThreads, 1)
-void skinny(const TM_GRID_CONSTANT SkinnyParams q) {
-  let_next_start();
-  const DeviceProduct& p = q.p;
+TM_DEVICE void skinny_product(const DeviceProduct& p, int unit, int stages) {
   using S = Shape<kRowTiles, kGroups>;
-  const GroupRange range = block_groups(q);
+  const GroupRange range = block_groups(p, unit);
   const int chunks = p.k_padded / kChunk, steps = (chunks + kSlots - 1) / kSlots;
   float* sums = shared_memory<float>();
   // This lane's 16 bytes of the first piece of its warp, in the first stage.
@@ -262,18 +265,18 @@ void skinny(const TM_GRID_CONSTANT SkinnyParams q) {
                   warp_index() * (S::kPieces * kPieceBytes) + lane_index() * 16;
   const Cursor first{range.begin, 0, kGroups, steps};
   Cursor ahead = first;
-  for (int s = 0; s < q.stages - 1; ++s, ahead.advance()) {
+  for (int s = 0; s < stages - 1; ++s, ahead.advance()) {
     fetch_weights<kGroups>(p, ahead, range.end, ring + s * S::kStageBytes);
     copy_async_commit();
   }
   wait_for_previous();
-  load_first_x<kRowTiles, kGroups>(p, first, range.end, q.stages - 1, ring);
-  int stage = 0, free_stage = q.stages - 1;
+  load_first_x<kRowTiles, kGroups>(p, first, range.end, stages - 1, ring);
+  int stage = 0, free_stage = stages - 1;
   for (int group = range.begin; group < range.end; group += kGroups) {
     const int live = min(range.end - group, kGroups);
     float acc[kRowTiles][kGroups][4] = {};
     for (int step = 0; step < steps; ++step, ahead.advance()) {
-      wait_for_oldest(q.stages);
+      wait_for_oldest(stages);
       // The stage that was read one step ago has been used since, so its place is free.
       fetch<kRowTiles, kGroups>(p, ahead, range.end, ring + free_stage * S::kStageBytes);
       copy_async_commit();
@@ -281,11 +284,28 @@ void skinny(const TM_GRID_CONSTANT SkinnyParams q) {
         multiply_stage<T, kRowTiles, kGroups>(acc, ring + stage * S::kStageBytes, live);
       }
       free_stage = stage;
-      stage = stage + 1 == q.stages ? 0 : stage + 1;
+      stage = stage + 1 == stages ? 0 : stage + 1;
     }
     finish_tile<T, kRowTiles, kGroups>(p, group, live, sums, acc);
   }
   if (blockIdx.x == gridDim.x - 1) zero_padding<T>(p, 0, p.m);
+}
+
+template <typename T, int kRowTiles, int kGroups>
+TM_KERNEL(kSkinnyThreads, 1)
+void skinny(const TM_GRID_CONSTANT SkinnyParams q) {
+  let_next_start();
+  skinny_product<T, kRowTiles, kGroups>(q.p, q.unit, q.stages);
+}
+
+// Blocks with y = i take the i-th weight that has rows.
+template <typename T, int kRowTiles, int kGroups>
+TM_KERNEL(kSkinnyThreads, 1)
+void skinny_groups(const TM_GRID_CONSTANT SkinnyGroupsParams q) {
+  let_next_start();
+  wait_for_previous();
+  const GroupTile at = group_tile(q.g, 16 * kRowTiles, static_cast<int>(blockIdx.y));
+  if (at.p.m > 0) skinny_product<T, kRowTiles, kGroups>(at.p, q.unit, q.stages);
 }
 
 // ---- After cuBLASLt.
@@ -329,8 +349,8 @@ void gate(const TM_GRID_CONSTANT GateParams q) {
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
     if (i >= live) break;
-    gates[i] =
-        silu(with_terms(p, row, col + i, gates[i])) * with_terms(p, row, col + 16 + i, ups[i]);
+    gates[i] = gated(p.epilogue, with_terms(p, row, col + i, gates[i]),
+                     with_terms(p, row, col + 16 + i, ups[i]));
   }
   const bool whole = live == kEach && p.y_stride % kEach == 0 && p.y_16bit &&
                      reinterpret_cast<uintptr_t>(p.y) % 16 == 0;
@@ -368,8 +388,16 @@ void launch_tiles(StreamHandle stream, const DeviceProduct& p, const SkinnyPlan&
                                         SkinnyParams{p, plan.unit, plan.stages});
 }
 
-template <typename T>
-void launch_skinny(StreamHandle stream, const DeviceProduct& p, const SkinnyPlan& plan) {
+template <typename T, int kRowTiles, int kGroups>
+void launch_tiles(StreamHandle stream, const DeviceGroups& g, const SkinnyPlan& plan) {
+  const dim3 grid(static_cast<unsigned>(plan.blocks),
+                  static_cast<unsigned>(g.count < g.all.m ? g.count : g.all.m));
+  launch<skinny_groups<T, kRowTiles, kGroups>>(stream, grid, kSkinnyThreads, plan.shared_bytes,
+                                               SkinnyGroupsParams{g, plan.unit, plan.stages});
+}
+
+template <typename T, typename Product>
+void launch_skinny(StreamHandle stream, const Product& p, const SkinnyPlan& plan) {
   if (plan.row_tiles == 1 && plan.tile_groups == kFewGroups)
     launch_tiles<T, 1, kFewGroups>(stream, p, plan);
   else if (plan.row_tiles == 1)
@@ -385,6 +413,13 @@ void run_skinny(StreamHandle stream, const DeviceProduct& p, const SkinnyPlan& p
     launch_skinny<Bf16>(stream, p, plan);
   else
     launch_skinny<F16>(stream, p, plan);
+}
+
+void run_skinny_groups(StreamHandle stream, const DeviceGroups& g, const SkinnyPlan& plan) {
+  if (g.all.dtype == DType::bf16)
+    launch_skinny<Bf16>(stream, g, plan);
+  else
+    launch_skinny<F16>(stream, g, plan);
 }
 
 unsigned blocks_of(int columns, int per_block) {
@@ -406,6 +441,6 @@ void run_add_terms(StreamHandle stream, const DeviceProduct& p) {
 
 }  // namespace
 
-const LinearCuda kLinearCuda{run_skinny, run_gate, run_add_terms};
+const LinearCuda kLinearCuda{run_skinny, run_skinny_groups, run_gate, run_add_terms};
 
 }  // namespace turbomind::TM_CUDA_NS

@@ -28,13 +28,24 @@ struct DeviceProduct {
   int64_t y_stride = 0;
   int64_t addend_stride = 0;
   int32_t m = 0;
-  int32_t n = 0;           // rows of w; a multiple of 32 for silu_mul
+  int32_t n = 0;           // rows of w; a multiple of 32 where gated
   int32_t k_padded = 0;    // a multiple of 32
-  int32_t y_cols = 0;      // n; for silu_mul at most n / 2 and more than n / 2 - 16
+  int32_t y_cols = 0;      // n; where gated at most n / 2 and more than n / 2 - 16
   int32_t y_zero_end = 0;  // columns [y_cols, y_zero_end) of y become zero
   DType dtype = DType::bf16;
   bool y_16bit = false;
   Epilogue epilogue = Epilogue::store;
+};
+
+// A product of each weight of a group with its own rows of x. `all` is that of the first weight,
+// its x and y those of all rows.
+struct DeviceGroups {
+  DeviceProduct all;
+  const int32_t* begin = nullptr;  // [count + 1] in device memory: first row of each weight
+  int32_t count = 0;               // of weights
+  int32_t most_rows = 0;           // of a weight
+  int64_t w_stride = 0;            // bytes between weights, a multiple of 16
+  int64_t bias_stride = 0;         // elements
 };
 
 enum class LinearPath { skinny, gemm, cublaslt };
@@ -53,7 +64,7 @@ struct SkinnyPlan {
   int row_tiles = 0;    // of 16 rows: 1, 2 or 4; 0: these rows do not fit the GPU's shared memory
   int tile_groups = 0;  // of 8 weight rows: 8, or 4 where no block has more
   int blocks = 0;
-  int unit = 0;    // groups of 8 weight rows that a block takes together: 4 for silu_mul, else 1
+  int unit = 0;    // groups of 8 weight rows that a block takes together: 4 where gated, else 1
   int stages = 0;  // of the pipeline, at least 2
   size_t shared_bytes = 0;
 };
@@ -95,18 +106,23 @@ constexpr size_t gate_scratch_bytes(int64_t m, int64_t n) {
 // Checks `p` (Error(internal) names what is wrong), chooses the path and launches. m == 0 is
 // allowed and does nothing.
 void linear(const DeviceLinear& linear, StreamHandle stream, const DeviceProduct& p);
+// The same for a group, by our kernels alone, so that a row has the bits that they give it
+// anywhere. The host reads nothing of `begin`.
+void linear_groups(const DeviceLinear& linear, StreamHandle stream, const DeviceGroups& g);
 
 // ---- The kernels' tables.
 
 struct LinearCuda {
   void (*skinny)(StreamHandle stream, const DeviceProduct& p, const SkinnyPlan& plan);
-  // The epilogue of a cuBLASLt product. y = silu(gate) * up of `sums`, [m][n] in w's type.
+  void (*skinny_groups)(StreamHandle stream, const DeviceGroups& g, const SkinnyPlan& plan);
+  // The epilogue of a cuBLASLt product. y = act(gate) * up of `sums`, [m][n] in w's type.
   void (*gate)(StreamHandle stream, const DeviceProduct& p, const void* sums);
   // y += bias + addend, y being float32 where there is one; zeros after y_cols.
   void (*add_terms)(StreamHandle stream, const DeviceProduct& p);
 };
 struct GemmCuda {
   void (*run)(StreamHandle stream, const DeviceProduct& p, int columns);
+  void (*run_groups)(StreamHandle stream, const DeviceGroups& g);
 };
 
 namespace cuda_emulated {

@@ -13,7 +13,7 @@ extern const LinearKernel bf16_dot_kernel, bf16_dot_eight_kernel, bf16_tile_kern
 
 constexpr int kPanelVecs = 16 / kLanes;
 // Weights are prefetched this far ahead in each panel while they are used once (few rows).
-constexpr int64_t kAheadKBlocks = 4;
+constexpr int64_t kAheadBytes = 4096;
 
 static inline int64_t smaller(int64_t a, int64_t b) {
   return a < b ? a : b;
@@ -71,17 +71,29 @@ static void zero_padding(const LinearJob& job, int64_t row) {
   }
 }
 
+// The order of the arguments of min and max lets a NaN pass.
+static inline VecF clamped_swiglu(VecF gate, VecF up) {
+  const VecF limit = broadcast(kSwigluLimit), one = broadcast(1.0f);
+  const VecF g = min(limit, gate), u = max(zero() - limit, min(limit, up));
+  return g / (one + exp(g * broadcast(-kSwigluAlpha))) * (u + one);
+}
+
+static inline VecF gated(Epilogue epilogue, VecF gate, VecF up) {
+  if (epilogue == Epilogue::swiglu_mul) return clamped_swiglu(gate, up);
+  return (epilogue == Epilogue::gelu_mul ? gelu_tanh(gate) : silu(gate)) * up;
+}
+
 // acc holds one row of `panels` panels from `panel` on.
 [[maybe_unused]] static void finish_row(const LinearJob& job, int64_t row, int64_t panel,
                                         int panels, const float* acc) {
   const int64_t col0 = panel * 16;
-  if (job.epilogue == Epilogue::silu_mul) {
+  if (is_gated(job.epilogue)) {
     for (int v = 0; v < panels / 2 * kPanelVecs; ++v) {
       const int at = v / kPanelVecs * 32 + v % kPanelVecs * kLanes;
       const VecF gate = with_bias(job, row, col0 + at, kLanes, load(acc + at));
       const VecF up = with_bias(job, row, col0 + at + 16, kLanes, load(acc + at + 16));
       const int64_t col = panel * 8 + v * kLanes;
-      store_y(job, row, col, lanes_left(job.y_cols, col), silu(gate) * up);
+      store_y(job, row, col, lanes_left(job.y_cols, col), gated(job.epilogue, gate, up));
     }
   } else {
     for (int v = 0; v < panels * kPanelVecs; ++v) {
@@ -101,14 +113,14 @@ static void finish_full_row(const LinearJob& job, int64_t row, int64_t panel, in
     const VecF v = load(acc + at);
     return kBias ? v + load(job.bias + panel * 16 + at) : v;
   };
-  constexpr bool kGated = kEpilogue == Epilogue::silu_mul;
+  constexpr bool kGated = is_gated(kEpilogue);
   const int64_t to = row * job.y_stride + panel * (kGated ? 8 : 16);
   const int vectors = (kGated ? panels / 2 : panels) * kPanelVecs;
   for (int v = 0; v < vectors; ++v) {
     VecF out;
     if constexpr (kGated) {
       const int at = v / kPanelVecs * 32 + v % kPanelVecs * kLanes;
-      out = silu(sum(at)) * sum(at + 16);
+      out = gated(kEpilogue, sum(at), sum(at + 16));
     } else {
       out = sum(v * kLanes);
     }
@@ -133,6 +145,14 @@ static FinishRow full_row_function(const LinearJob& job) {
     return job.y_bf16 ? finish_full_row<Epilogue::silu_mul, kBias, true>
                       : finish_full_row<Epilogue::silu_mul, kBias, false>;
   }
+  if (job.epilogue == Epilogue::gelu_mul) {
+    return job.y_bf16 ? finish_full_row<Epilogue::gelu_mul, kBias, true>
+                      : finish_full_row<Epilogue::gelu_mul, kBias, false>;
+  }
+  if (job.epilogue == Epilogue::swiglu_mul) {
+    return job.y_bf16 ? finish_full_row<Epilogue::swiglu_mul, kBias, true>
+                      : finish_full_row<Epilogue::swiglu_mul, kBias, false>;
+  }
   return job.y_bf16 ? finish_full_row<Epilogue::store, kBias, true>
                     : finish_full_row<Epilogue::store, kBias, false>;
 }
@@ -156,7 +176,7 @@ class Unfinished {
     acc_ = acc;
     acc_stride_ = acc_stride;
     const bool last = (panel + panels) * 16 >= job_.n;  // padding follows
-    const int64_t out = job_.epilogue == Epilogue::silu_mul ? 8 : 16;
+    const int64_t out = is_gated(job_.epilogue) ? 8 : 16;
     const bool full = (panel + panels) * 16 <= job_.n && (panel + panels) * out <= job_.y_cols;
     finish_ = full && full_row_ != nullptr && !last ? full_row_ : finish_row;
   }
@@ -205,7 +225,7 @@ struct Visits {
     const int64_t chunk = job.order.chunk_k_blocks;
     chunks = once ? 2 : (k_blocks + chunk - 1) / chunk;
     per_chunk = (k_blocks + chunks - 1) / chunks;
-    ahead = smaller(kAheadKBlocks, k_blocks);
+    ahead = smaller((kAheadBytes + job.k_block_bytes - 1) / job.k_block_bytes, k_blocks);
   }
   Visit at(int64_t group, int64_t block, int64_t chunk) const {
     Visit t;
@@ -241,7 +261,7 @@ struct Visits {
   }
   bool exists(const Visit& t) const { return t.group < groups && t.chunk < chunks; }
   const uint8_t* weights(const Visit& t) const {
-    return job.w + t.panel * job.panel_bytes + t.k_begin * Kernel::kKBlockBytes;
+    return job.w + t.panel * job.panel_bytes + t.k_begin * job.k_block_bytes;
   }
   // The visit whose weights are prefetched during visits of t's group, block and chunk; while the
   // weights stay it is the same for all blocks.
@@ -277,7 +297,7 @@ struct Visits {
   }
   Prefetch prefetch_once(const Visit& t, const Visit& fetched) const {
     if (fetched.group < groups) {
-      const int64_t skip = t.chunk == 0 ? ahead * Kernel::kKBlockBytes : 0;
+      const int64_t skip = t.chunk == 0 ? ahead * job.k_block_bytes : 0;
       return {weights(fetched) + skip, fetched.panels, 0, nullptr};
     }
     if (p.next_panel < 0) return {nullptr, 0, 0, nullptr};
@@ -286,11 +306,13 @@ struct Visits {
   }
 };
 
-// Kernel: static members kRows, kRowAlign (of a block's rows), kPanels, kKBlockBytes (weight bytes
-// of one panel and K block), kPipelined (finishes rows of `unfinished` while it computes),
-// begin(piece) and block(job, visit, w, acc, acc_stride, prefetch, unfinished), which adds the
-// visit's K blocks to acc (from zero when k_begin is 0).
-// For one row the additions run over k ascending whatever the piece, block and chunk are.
+// Kernel: static members kRows, kRowAlign (of a block's rows), kPanels, kPipelined (finishes rows
+// of `unfinished` while it computes), kUnpacks, begin(piece) and block(job, visit, w, acc,
+// acc_stride, prefetch, unfinished), which adds the visit's K blocks to acc (from zero when k_begin
+// is 0). With kUnpacks also unpack(job, visit, w, out): where several blocks of rows share the
+// weights of a visit, it writes them to `out`, and block takes `out` after w; null: it takes them
+// as they lie. For one row the additions run over k ascending whatever the piece, block and chunk
+// are.
 template <class Kernel>
 static void run_piece(const LinearJob& job, const LinearPiece& p, float* scratch) {
   Kernel::begin(p);
@@ -306,6 +328,11 @@ static void run_piece(const LinearJob& job, const LinearPiece& p, float* scratch
                                                 : v % 2;
     return scratch + place * kSums;
   };
+  uint8_t* unpacked = nullptr;
+  if (Kernel::kUnpacks && !visits.once) {
+    unpacked =
+        reinterpret_cast<uint8_t*>(scratch + linear_sum_floats(Kernel::kRows, Kernel::kPanels, p));
+  }
   Unfinished unfinished(job);
   Visit visit = visits.at(0, 0, 0), fetched = visit;
   for (int64_t v = 0; visits.exists(visit); ++v, visits.advance(visit)) {
@@ -317,7 +344,13 @@ static void run_piece(const LinearJob& job, const LinearPiece& p, float* scratch
       visits.advance(next);
       if (next.k_begin > 0 && visits.exists(next)) prefetch.sums = sums(v + 1, next);
     }
-    Kernel::block(job, visit, visits.weights(visit), acc, kStride, prefetch, unfinished);
+    const uint8_t* w = visits.weights(visit);
+    if constexpr (Kernel::kUnpacks) {
+      if (unpacked != nullptr && visit.block == 0) Kernel::unpack(job, visit, w, unpacked);
+      Kernel::block(job, visit, w, unpacked, acc, kStride, prefetch, unfinished);
+    } else {
+      Kernel::block(job, visit, w, acc, kStride, prefetch, unfinished);
+    }
     if (visit.k_end < job.k_blocks) continue;
     unfinished.finish(unfinished.left());
     unfinished.take(visit.row, visit.rows, visit.panel, visit.panels, acc, kStride);

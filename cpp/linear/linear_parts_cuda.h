@@ -49,6 +49,23 @@ TM_DEVICE float silu(float v) {
   return v / (1.0f + fast_exp(-v));
 }
 
+// As gelu_tanh of cpu/vec.h.
+TM_DEVICE float gelu_tanh(float v) {
+  return v / (1.0f + fast_exp(-v * fma(v * v, 0.044715f * 1.5957691216f, 1.5957691216f)));
+}
+
+// A NaN stays one.
+TM_DEVICE float clamped_swiglu(float gate, float up) {
+  const float g = gate > kSwigluLimit ? kSwigluLimit : gate;
+  const float u = up > kSwigluLimit ? kSwigluLimit : up < -kSwigluLimit ? -kSwigluLimit : up;
+  return g / (1.0f + fast_exp(g * -kSwigluAlpha)) * (u + 1.0f);
+}
+
+TM_DEVICE float gated(Epilogue epilogue, float gate, float up) {
+  if (epilogue == Epilogue::swiglu_mul) return clamped_swiglu(gate, up);
+  return (epilogue == Epilogue::gelu_mul ? gelu_tanh(gate) : silu(gate)) * up;
+}
+
 template <typename T>
 TM_DEVICE void store_y(const DeviceProduct& p, int row, int col, float v) {
   const int64_t at = row * p.y_stride + col;
@@ -69,15 +86,15 @@ TM_DEVICE void finish_column(const DeviceProduct& p, int row, int col, float sum
 }
 
 // The epilogue of two sums of a row: packed columns `col` and `col` + 16, as far as below `end`.
-// For silu_mul, `col` is a gate's.
+// Where it is gated, `col` is a gate's.
 template <typename T>
 TM_DEVICE void finish_pair(const DeviceProduct& p, int row, int col, int end, float first,
                            float second) {
-  if (p.epilogue == Epilogue::silu_mul) {
+  if (p.epilogue != Epilogue::store && p.epilogue != Epilogue::add) {
     const int y_col = col / 32 * 16 + col % 32;
     if (col + 16 >= end || y_col >= p.y_cols) return;
     const float gate = with_terms(p, row, col, first);
-    store_y<T>(p, row, y_col, silu(gate) * with_terms(p, row, col + 16, second));
+    store_y<T>(p, row, y_col, gated(p.epilogue, gate, with_terms(p, row, col + 16, second)));
   } else {
     if (col < end) finish_column<T>(p, row, col, first);
     if (col + 16 < end) finish_column<T>(p, row, col + 16, second);
@@ -91,6 +108,48 @@ struct Pair {
 TM_DEVICE Pair pair_of(int item, int columns) {
   const int per_row = columns / 2, i = item % per_row;
   return {item / per_row, i / 16 * 32 + i % 16};
+}
+
+// The product of the weight that takes a tile, and the tile's number among those of the weight.
+struct GroupTile {
+  DeviceProduct p;  // m is 0 after the last tile
+  int tile;
+};
+
+// Tiles of `tile_rows` rows are numbered weight after weight; one without rows has none. All lanes
+// of a warp take part: each looks at every 32nd weight.
+TM_DEVICE GroupTile group_tile(const DeviceGroups& g, int tile_rows, int tile) {
+  const int lane = lane_index();
+  for (int first = 0; first < g.count; first += kWarp) {
+    const int weight = first + lane;
+    const int begin = weight < g.count ? load(g.begin + weight) : 0;
+    const int rows = weight < g.count ? load(g.begin + weight + 1) - begin : 0;
+    const int tiles = (rows + tile_rows - 1) / tile_rows;
+    int end = tiles;  // of the tiles of this lane's weight and those before it
+    for (int step = 1; step < kWarp; step *= 2) {
+      const int before = __shfl_up_sync(kAllLanes, end, step);
+      if (lane >= step) end += before;
+    }
+    const unsigned owner = __ballot_sync(kAllLanes, tile < end && tile >= end - tiles);
+    if (owner == 0) {
+      tile -= __shfl_sync(kAllLanes, end, kWarp - 1);
+      continue;
+    }
+    int source = 0;
+    while ((owner >> source & 1) == 0) ++source;
+    GroupTile found{g.all, tile - __shfl_sync(kAllLanes, end - tiles, source)};
+    const int row = __shfl_sync(kAllLanes, begin, source);
+    DeviceProduct& p = found.p;
+    p.m = __shfl_sync(kAllLanes, rows, source);
+    p.w = static_cast<const uint8_t*>(p.w) + (first + source) * g.w_stride;
+    p.x = static_cast<const uint8_t*>(p.x) + row * p.x_stride * 2;
+    p.y = static_cast<uint8_t*>(p.y) + row * p.y_stride * (p.y_16bit ? 2 : 4);
+    if (p.bias != nullptr) p.bias += (first + source) * g.bias_stride;
+    return found;
+  }
+  GroupTile none{g.all, 0};
+  none.p.m = 0;
+  return none;
 }
 
 template <typename T>

@@ -36,14 +36,15 @@ Split split_linear(const LinearKernel& kernel, int64_t m, int64_t panels, int64_
   if (m > kernel.block_rows && k_blocks > kernel.chunk_k_blocks) {
     // Chunked: a piece as wide as its sums and x allow in the second-level cache, half as wide
     // where all of x fits beside them and stays from piece to piece.
-    const int64_t x_bytes = std::min(m, kMaxPieceRows) * k_blocks * kKBlock * 2;
+    const int64_t x_block_bytes = kernel.x_type == XType::int8 ? 128 : kKBlock * 2;
+    const int64_t x_bytes = std::min(m, kMaxPieceRows) * k_blocks * x_block_bytes;
     most = x_bytes <= (1 << 20) ? kernel.piece_panels / 2 : kernel.piece_panels;
     pieces = round_up(ceil_div(panels, most), threads);
   }
   s.panels = round_up(ceil_div(panels, pieces), kernel.block_panels);
   s.panels = std::max<int64_t>(kernel.block_panels, std::min(s.panels, most));
   if (m <= kFewRows && threads > 1) {
-    const int64_t unit = epilogue == Epilogue::silu_mul ? 2 : 1;
+    const int64_t unit = is_gated(epilogue) ? 2 : 1;
     s.panels = even_panels(s.panels, panels, unit, kernel.block_panels, threads);
   }
   s.panel_pieces = ceil_div(panels, s.panels);

@@ -8,9 +8,16 @@
 namespace turbomind {
 
 // dst[0..count) = the `count` elements of `src` from `begin`, rounded from one type to the other;
-// the rest up to kKBlock is zero. Sources need no alignment.
+// the rest up to kKBlock is zero. Sources need no alignment; null: zeros.
 void convert_block(const uint8_t* src, DType from, int64_t begin, int64_t count, DType to,
                    void* dst);
+
+// Rows [begin, begin + count) of the matrix that segments stack up to.
+std::vector<RowSegment> some_rows(const std::vector<RowSegment>& segments, int64_t begin,
+                                  int64_t count);
+// Columns [begin, begin + count) of it.
+std::vector<RowSegment> some_columns(std::vector<RowSegment> segments, int64_t begin,
+                                     int64_t count);
 
 // The matrix [n, k] that segments stack up to. Throws Error(internal) when they do not.
 class SourceRows {

@@ -15,6 +15,8 @@
 
 namespace turbomind {
 
+struct CodeRows;  // linear/code_rows.h
+
 // A row-major source matrix in an open file. The caller owns the descriptor.
 struct SourceFile {
   std::string path;  // for messages
@@ -23,8 +25,9 @@ struct SourceFile {
   int64_t bytes = 0;
 };
 
-// Rows [row_begin, row_begin + rows) of a row-major source matrix with `cols` columns.
-// `data` points at the source's first element; null where the matrix is in `file`.
+// Rows [row_begin, row_begin + rows) and columns [col_begin, col_begin + cols) of a row-major
+// source matrix. `data` points at the source's first element; null where the matrix is in `file`,
+// and for rows of zeros, which have neither that nor codes.
 struct RowSegment {
   const void* data = nullptr;
   DType dtype = DType::f32;
@@ -32,6 +35,11 @@ struct RowSegment {
   int64_t rows = 0;
   int64_t cols = 0;
   const SourceFile* file = nullptr;
+  const CodeRows* codes = nullptr;  // in place of data and file: rows of a quantized checkpoint
+  int64_t col_begin = 0;
+  int64_t source_cols = 0;  // of the whole source; 0: cols
+
+  int64_t all_cols() const { return source_cols ? source_cols : cols; }
 };
 
 struct LinearArgs {
@@ -39,9 +47,19 @@ struct LinearArgs {
   const Mat* addend =
       nullptr;  // [m, n] float32, packed row order; added before the epilogue (LoRA)
   Epilogue epilogue = Epilogue::store;
+  // The weight is some rows of a matrix: y, bias and addend are those of the whole, and the product
+  // writes the columns from `first_col` on; padding only where it has the last one.
+  bool part = false;
+  int64_t first_col = 0;
 };
 
 struct LinearWeight;
+struct WeightGroup;
+
+struct RowRange {
+  int64_t begin = 0, end = 0;
+  int64_t size() const { return end - begin; }
+};
 
 // Rows that a matrix may be packed by, one piece after the other.
 constexpr int64_t kPackRows = 256;
@@ -56,6 +74,15 @@ class WeightFormat {
   // Bytes of the packed form of an [n, k] matrix; padding included. For a multiple of
   // kPackRows rows it is also where the row after them begins.
   virtual size_t packed_bytes(int64_t n, int64_t k) const = 0;
+  // Whether pack() may be called for kPackRows rows after another, not only for all.
+  virtual bool packs_pieces() const { return true; }
+  // Where a matrix may be cut into parts that are packed for themselves. The format of some rows,
+  // whose ranges [begin, end) are in order:
+  virtual const WeightFormat& of_rows(const std::vector<RowRange>&) const { return *this; }
+  // Columns may be cut at multiples of this; 0: nowhere.
+  virtual int64_t column_step() const { return 1; }
+  // Throws Error(model), without the weight's name, for sources that pack() cannot take.
+  virtual void check(const std::vector<RowSegment>& segments, int64_t k) const;
   // Packs segments that are in memory, stacked by rows, into `dst`; n = sum of rows. Runs on the
   // pool.
   virtual void pack(ThreadPool& pool, const std::vector<RowSegment>& segments, int64_t n, int64_t k,
@@ -69,6 +96,11 @@ class WeightFormat {
   // columns are set to zero). Row r of y depends on row r of x alone, for any m, any pool size.
   virtual void matmul(Context& ctx, const LinearWeight& w, const Mat& x, const Mat& y,
                       const LinearArgs& args) const = 0;
+  // matmul of rows [begin[i], begin[i + 1]) of x and y with weight i of the group, for each i;
+  // `begin` is memory of the context's device, and no weight has more than `most_rows` rows. By
+  // default one product after the other, for formats on the host.
+  virtual void matmul_group(Context& ctx, const WeightGroup& w, const int32_t* begin,
+                            int64_t most_rows, const Mat& x, const Mat& y, Epilogue epilogue) const;
 };
 
 // Row stride in elements for bfloat16 activations that feed `linear`: at least padded_cols, and an
@@ -88,11 +120,20 @@ struct LinearWeight {
   size_t bytes = 0;
 };
 
+// Weights of one shape and format, each with a bias [n] or all without. In a GPU's memory weights
+// lie at equal distances, and so do biases.
+struct WeightGroup {
+  std::vector<LinearWeight> weights;
+  std::vector<const float*> biases;
+
+  const float* bias(size_t i) const { return biases.empty() ? nullptr : biases[i]; }
+};
+
 // The memory of the packed data, and the processor that computes the product.
 enum class WeightPlace : uint8_t { host, gpu };
 
-// Returns the format `name` for a place: "bfloat16", "float16" or, on the host only, "float32".
-// Throws Error(invalid_request) naming those that the place has.
+// Returns the format `name` for a place: "bfloat16", "float16" or, on the host only, "float32" and
+// those of linear/code_format.h. Throws Error(invalid_request) naming those that the place has.
 const WeightFormat& weight_format(const std::string& name, WeightPlace place = WeightPlace::host);
 // Returns the names of a place, such as "bfloat16 or float16".
 std::string weight_format_names(WeightPlace place);

@@ -1,50 +1,47 @@
-// One forward pass: embedding, layers, norm, head. It has no branch on the device: StepDevice runs
+// One forward pass: embedding, blocks, norm, head. It has no branch on the device: StepDevice runs
 // a step, and the ops choose their kernels.
 #include "model/decoder.h"
 
-#include <cmath>
-
 #include "model/decoder_impl.h"
+#include "model/mixers/attention_mixer.h"
+#include "model/mixers/experts_mixer.h"
+#include "model/mixers/mlp_mixer.h"
+#include "model/mixers/per_layer_mixer.h"
 #include "model/step_device.h"
 #include "model/workspace.h"
-#include "ops/attention.h"
 #include "ops/embedding.h"
 #include "ops/linear.h"
 #include "ops/norm.h"
-#include "ops/rope_kv.h"
 #include "ops/rows.h"
 
 namespace turbomind {
 
 namespace {
 
-Mat with_cols(Mat m, int64_t cols) {
-  m.cols = cols;
-  return m;
-}
-
 class Decoder final : public Model {
  public:
   Decoder(const ModelConfig& config, std::unique_ptr<DecoderResources> resources,
-          DecoderWeights weights)
+          DecoderWeights weights, RankLink link)
       : config_(config),
         resources_(std::move(resources)),
         ctx_(resources_->context),
         weights_(std::move(weights)),
-        weight_bytes_(weights_.arena.size()),
+        weight_bytes_(weights_.arena->size()),
+        sums_(link),
         device_(make_step_device(ctx_, config_)),
-        cache_(device_->cache()),
         pages_(device_->pages()),
-        act_dtype_(weights_.embed.format->activation_dtype(ctx_.isa)),
+        shared_{ctx_, config_, device_->cache(), pages_, sums_},
         numerics_fingerprint_(device_->numerics_fingerprint()),
         forward_([this](const StepInputs& in, const Mat& logits, const StepCancel* cancel) {
           return layers(in, logits, cancel);
-        }) {}
+        }) {
+    make_blocks();
+  }
 
   int vocab() const override { return config_.vocab; }
   int max_context() const override { return config_.max_context; }
   const std::string& fingerprint() const override { return config_.fingerprint; }
-  const std::vector<CacheGroup>& groups() const override { return cache_.groups; }
+  const std::vector<CacheGroup>& groups() const override { return shared_.cache.groups; }
   size_t weight_bytes() const override { return weight_bytes_; }
   const std::string& numerics_fingerprint() const override { return numerics_fingerprint_; }
   Context& context() override { return ctx_; }
@@ -52,9 +49,13 @@ class Decoder final : public Model {
   void reserve(const StepLimits& most) override {
     device_->reserve(most, [&](const StepLimits& padded) {
       x_.reserve(ctx_, padded.tokens, config_.hidden, DType::f32);
-      h_.reserve(ctx_, padded.tokens, config_.hidden, act_dtype_);
+      h_.reserve(ctx_, padded.tokens, config_.hidden, shared_.x_dtype(weights_.head));
       x_sampled_.reserve(ctx_, padded.samples, config_.hidden, DType::f32);
-      for (size_t i = 0; i < config_.layers.size(); ++i) reserve_layer(i, padded);
+      if (per_layer_) per_layer_->reserve(padded);
+      for (const Block& block : blocks_) reserve_block(block, padded);
+      for (const LayerWeights& w : weights_.layers)
+        mixed_sampled_.reserve(ctx_, padded.samples, w.attention.o.k,
+                               shared_.x_dtype(w.attention.o));
     });
   }
   int64_t free_bytes() const override { return device_->free_bytes(); }
@@ -70,109 +71,120 @@ class Decoder final : public Model {
 
   void release() noexcept override {
     if (!device_->release()) return;
-    weights_.arena = Buffer();
-    for (Workspace* w :
-         {&x_, &h_, &qkv_, &q_, &attn_, &mid_, &scaled_, &x_sampled_, &attn_sampled_})
+    weights_.arena.reset();
+    for (Workspace* w : {&x_, &h_, &attention_work_.qkv, &attention_work_.q, &attention_work_.out,
+                         &mlp_work_.mid, &added_, &x_sampled_, &mixed_sampled_})
       *w = Workspace();
+    experts_work_ = ExpertsWork();
+    per_layer_.reset();
   }
 
  private:
-  void reserve_layer(size_t i, const StepLimits& most) {
-    const LayerConfig& layer = config_.layers[i];
-    const LayerWeights& w = weights_.layers[i];
-    const KvLayout& layout = cache_.layout_of_layer[i];
-    const int64_t heads = layer.heads, width = heads * layer.v_dim;
-    qkv_.reserve(ctx_, most.tokens, w.qkv.n, DType::f32);
-    q_.reserve(ctx_, most.tokens, heads * layout.k_width(), attention_q_dtype(ctx_, layout.dtype));
-    attn_.reserve(ctx_, most.tokens, width, act_dtype_);
-    attn_sampled_.reserve(ctx_, most.samples, width, act_dtype_);
-    mid_.reserve(ctx_, most.tokens, w.gate_up.n / 2, act_dtype_);
-    if (layer.residual_scale != 1.0f)
-      scaled_.reserve(ctx_, most.tokens, config_.hidden, DType::f32);
-    w.gate_up.format->reserve(ctx_, w.gate_up, most.tokens);
+  // One step of the residual stream: x += scale * norm(mixer(norm(x))), then x *= factor.
+  struct Block {
+    std::unique_ptr<Mixer> mixer;
+    const float* norm;       // [hidden]; null: none
+    const float* post_norm;  // null: none
+    float scale;
+    bool attends, writes_kv;
+    const float* factor = nullptr;  // [1]; null: 1
+    bool fused() const { return scale == 1.0f && !post_norm && !factor; }
+  };
+
+  void make_blocks() {
+    if (config_.per_layer > 0)
+      per_layer_ = std::make_unique<PerLayerInputs>(shared_, weights_.per_layer);
+    for (size_t i = 0; i < config_.layers.size(); ++i) {
+      const LayerWeights& w = weights_.layers[i];
+      const LayerConfig& c = config_.layers[i];
+      const float scale = c.residual_scale;
+      const int layer = static_cast<int>(i);
+      blocks_.push_back(
+          {std::make_unique<AttentionMixer>(shared_, layer, w.attention, attention_work_),
+           w.attn_norm, w.attn_post_norm, scale, true, c.kv_layer < 0});
+      blocks_.push_back({make_mlp(layer, w), w.mlp_norm, w.mlp_post_norm, scale, false, false});
+      if (per_layer_)
+        blocks_.push_back(
+            {std::make_unique<PerLayerMixer>(shared_, layer, w.per_layer, *per_layer_), nullptr,
+             w.per_layer_post_norm, 1.0f, false, false});
+      blocks_.back().factor = w.scale;
+    }
+    for (size_t i = 0; i < blocks_.size(); ++i) {
+      if (blocks_[i].attends) last_attention_ = i;
+      if (blocks_[i].writes_kv) last_kv_ = i;
+    }
+  }
+
+  std::unique_ptr<Mixer> make_mlp(int layer, const LayerWeights& w) {
+    const LayerConfig& c = config_.layers[layer];
+    std::unique_ptr<MlpMixer> mlp;
+    if (c.intermediate > 0) mlp = std::make_unique<MlpMixer>(shared_, layer, w.mlp, mlp_work_);
+    if (c.experts.count == 0) return mlp;
+    return std::make_unique<ExpertsMixer>(shared_, layer, w.experts, experts_work_, std::move(mlp));
+  }
+
+  void reserve_block(const Block& block, const StepLimits& most) {
+    block.mixer->reserve(most);
+    if (!block.fused()) added_.reserve(ctx_, most.tokens, config_.hidden, DType::f32);
   }
 
   // Returns false when `cancel` was requested between two layers.
   bool layers(const StepInputs& in, const Mat& logits, const StepCancel* cancel) {
+    sums_.begin(cancel);
     Mat x = x_.view(ctx_, in.tokens, config_.hidden, DType::f32);
     embedding(ctx_, weights_.embed, in.token_ids, config_.embed_scale, x);
-    for (size_t i = 0; i < config_.layers.size(); ++i) {
-      if (cancel && cancel->requested()) return false;
-      // The last layer's KV is needed for every token, its output for sampled rows only.
-      const bool last = i + 1 == config_.layers.size();
-      Mat attn = attention_block(i, in, x, last && in.samples == 0);
-      if (last && in.samples == 0) return true;
-      if (last && !in.all_sampled) {
+    if (per_layer_)
+      per_layer_->compute(in, normed(nullptr, x, shared_.x_dtype(weights_.per_layer.projection)));
+    const StepInputs* step = &in;  // of the rows of x
+    const size_t last_of_all = in.sampled ? last_kv_ : last_attention_;
+    for (size_t i = 0; i < blocks_.size(); ++i) {
+      const Block& block = blocks_[i];
+      if (block.attends && sums_.cancelled()) return false;
+      // Without sampled rows only the KV is needed, else every token up to the last KV, or up to
+      // the last attention where the device has no arrays of the sampled tokens alone.
+      const bool kv_only = i == last_kv_ && in.samples == 0;
+      const Mat h = normed(block.norm, x, block.mixer->input_dtype());
+      Mat mixed = block.mixer->run(*step, x, h, kv_only);
+      if (kv_only) return true;
+      if (i == last_of_all && !in.all_sampled) {
         x = gather(x, in, x_sampled_);
-        attn = gather(attn, in, attn_sampled_);
+        mixed = gather(mixed, in, mixed_sampled_);
+        if (per_layer_) per_layer_->keep_sampled(in);
+        if (in.sampled) step = in.sampled;
       }
-      add_linear(Op::attn_out, weights_.layers[i].o, attn, weights_.layers[i].o_bias, x,
-                 config_.layers[i].residual_scale);
-      mlp_block(i, x);
+      add(block, mixed, x);
     }
     head(x, logits);
     return true;
   }
 
-  Norm norm(const float* weight) const {
-    return {weight ? NormKind::rms : NormKind::none, config_.norm_eps, config_.norm_weight_offset,
-            weight};
+  Mat normed(const float* weight, const Mat& x, DType dtype) {
+    const Mat h = h_.view(ctx_, x.rows, config_.hidden, dtype);
+    rms_norm(ctx_, shared_.norm(weight), x, h);
+    return h;
   }
 
-  // Norm, projection, KV write and attention. `kv_only`: this layer's output is not needed.
-  Mat attention_block(size_t i, const StepInputs& in, const Mat& x, bool kv_only) {
-    const LayerConfig& layer = config_.layers[i];
-    const LayerWeights& w = weights_.layers[i];
-    const KvLayout& layout = cache_.layout_of_layer[i];
-    const int group = cache_.group_of_layer[i];
-    const PageView pages = pages_.view(group);
-    const SeqBatch& seqs = in.groups[group];
-
-    const Mat h = h_.view(ctx_, x.rows, config_.hidden, act_dtype_);
-    rms_norm(ctx_, norm(w.attn_norm), x, h);
-    const Mat qkv = qkv_.dense_view(ctx_, x.rows, w.qkv.n, DType::f32);
-    linear(ctx_, Op::qkv, w.qkv, h, qkv, {.bias = w.qkv_bias});
-
-    AttentionShape shape;
-    shape.heads = layer.heads;
-    shape.kv_heads = layer.kv_heads;
-    shape.k_dim = layer.k_dim;
-    shape.v_dim = layer.v_dim;
-    shape.scale = layer.attn_scale != 0 ? layer.attn_scale
-                                        : 1.0f / std::sqrt(static_cast<float>(layer.k_dim));
-    shape.softcap = layer.softcap;
-    shape.window = layer.window;
-    const Mat q = q_.dense_view(ctx_, x.rows, int64_t{layer.heads} * layout.k_width(),
-                                attention_q_dtype(ctx_, layout.dtype));
-    rope_write_kv(ctx_, shape, layout, pages, seqs, qkv, norm(w.q_norm), norm(w.k_norm),
-                  layer.rope >= 0 ? in.ropes[layer.rope] : StepRope{}, q);
-    const Mat out = attn_.view(ctx_, x.rows, int64_t{layer.heads} * layer.v_dim, act_dtype_);
-    if (!kv_only) attention(ctx_, shape, layout, pages, seqs, q, out, attention_scratch_);
-    return out;
+  // x += scale * norm(what the mixer makes of `mixed`)
+  void add(const Block& block, const Mat& mixed, const Mat& x) {
+    if (sums_.several() && block.mixer->is_partial()) return add_sum(block, mixed, x);
+    if (block.fused()) return block.mixer->finish(mixed, Epilogue::add, x);
+    const Mat out = added_.view(ctx_, x.rows, x.cols, DType::f32);
+    block.mixer->finish(mixed, Epilogue::store, out);
+    add_normed(block, out, x);
+  }
+  void add_normed(const Block& block, const Mat& out, const Mat& x) {
+    if (block.post_norm) rms_norm(ctx_, shared_.norm(block.post_norm), out, out);
+    add_scaled(ctx_, out, block.scale, x, block.factor);
   }
 
-  void mlp_block(size_t i, const Mat& x) {
-    const LayerConfig& layer = config_.layers[i];
-    const LayerWeights& w = weights_.layers[i];
-    const Mat h = h_.view(ctx_, x.rows, config_.hidden, act_dtype_);
-    rms_norm(ctx_, norm(w.mlp_norm), x, h);
-    const Mat mid = mid_.view(ctx_, x.rows, w.gate_up.n / 2, act_dtype_);
-    linear(ctx_, Op::gate_up, w.gate_up, h, mid,
-           {.bias = w.gate_up_bias, .epilogue = Epilogue::silu_mul});
-    add_linear(Op::down, w.down, with_cols(mid, layer.intermediate), w.down_bias, x,
-               layer.residual_scale);
-  }
-
-  // x += scale * (in W^T + bias)
-  void add_linear(Op op, const LinearWeight& w, const Mat& in, const float* bias, const Mat& x,
-                  float scale) {
-    if (scale == 1.0f) {
-      linear(ctx_, op, w, in, x, {.bias = bias, .epilogue = Epilogue::add});
-      return;
-    }
-    const Mat out = scaled_.view(ctx_, x.rows, x.cols, DType::f32);
-    linear(ctx_, op, w, in, out, {.bias = bias});
-    add_scaled(ctx_, out, scale, x);
+  // The same for a sum of which each rank's mixer makes a part.
+  void add_sum(const Block& block, const Mat& mixed, const Mat& x) {
+    const auto finish = [&](const Mat& y) { block.mixer->finish(mixed, Epilogue::store, y); };
+    if (!block.post_norm && !block.factor)
+      return sum_rows(ctx_, sums_.parts(ctx_, x, finish), block.scale, true, x);
+    const Mat out = added_.view(ctx_, x.rows, x.cols, DType::f32);
+    sums_.total(ctx_, out, finish);
+    add_normed(block, out, x);
   }
 
   Mat gather(const Mat& m, const StepInputs& in, Workspace& workspace) {
@@ -182,10 +194,13 @@ class Decoder final : public Model {
   }
 
   void head(const Mat& x, const Mat& out) {
-    const Mat h = h_.view(ctx_, x.rows, config_.hidden, act_dtype_);
-    rms_norm(ctx_, norm(weights_.final_norm), x, h);
-    linear(ctx_, Op::head, weights_.head, h, out);
-    if (config_.final_softcap != 0) soft_cap(ctx_, config_.final_softcap, out);
+    const LinearWeight& w = weights_.head;
+    if (w.n == 0) return;  // a rank without a part of the vocabulary
+    const Mat h = normed(weights_.final_norm, x, shared_.x_dtype(w));
+    linear(ctx_, Op::head, w, h, out, {.part = sums_.several(), .first_col = weights_.head_begin});
+    if (config_.logit_scale == 1.0f && config_.final_softcap == 0) return;
+    const Mat own{out.f32(0) + weights_.head_begin, out.dtype, out.rows, w.n, out.stride};
+    scale_and_cap(ctx_, config_.logit_scale, config_.final_softcap, own);
   }
 
   const ModelConfig config_;
@@ -193,22 +208,28 @@ class Decoder final : public Model {
   Context& ctx_;
   DecoderWeights weights_;
   const size_t weight_bytes_;
+  RankSums sums_;
   const std::unique_ptr<StepDevice> device_;
-  const CachePlan& cache_;
   DecoderPages& pages_;
-  const DType act_dtype_;
+  const MixerContext shared_;
   const std::string numerics_fingerprint_;
   const StepDevice::Forward forward_;
-  Workspace x_, h_, qkv_, q_, attn_, mid_, scaled_, x_sampled_, attn_sampled_;
-  AttentionScratch attention_scratch_;
+  Workspace x_, h_, added_, x_sampled_, mixed_sampled_;
+  AttentionWork attention_work_;
+  MlpWork mlp_work_;
+  ExpertsWork experts_work_;
+  std::unique_ptr<PerLayerInputs> per_layer_;  // null: none
+  std::vector<Block> blocks_;
+  size_t last_attention_ = 0;  // block
+  size_t last_kv_ = 0;         // the last block that writes KV
 };
 
 }  // namespace
 
 std::unique_ptr<Model> make_decoder(const ModelConfig& config,
                                     std::unique_ptr<DecoderResources> resources,
-                                    DecoderWeights weights) {
-  return std::make_unique<Decoder>(config, std::move(resources), std::move(weights));
+                                    DecoderWeights weights, RankLink link) {
+  return std::make_unique<Decoder>(config, std::move(resources), std::move(weights), link);
 }
 
 }  // namespace turbomind

@@ -18,20 +18,34 @@ namespace turbomind {
 struct GpuOptions;
 
 // Slots (i = layer): embed, head, final_norm, layers.i.attn_norm, .qkv, .qkv_bias, .q_norm,
-// .k_norm, .o, .o_bias, .mlp_norm, .gate_up, .gate_up_bias, .down, .down_bias.
+// .k_norm, .o, .o_bias, .attn_post_norm, .mlp_norm, .gate_up, .gate_up_bias, .down, .down_bias,
+// .mlp_post_norm; of layers with experts .router and (j = expert)
+// .experts.j.gate_up and .experts.j.down, with .router_bias, .experts.j.gate_up_bias and
+// .experts.j.down_bias, and .mlp_gate beside an MLP; .experts.scale, .experts.router_norm,
+// .experts.norm, .experts.post_norm and .experts.mlp_post_norm of Gemma 4; .sinks of attention.
 struct SlotSpec {
   std::string name;
   int64_t rows = 0;
   int64_t cols = 0;      // 1 for vectors
   bool linear = false;   // packed in the weight format; otherwise a float32 vector
   bool gate_up = false;  // set with segments gate then up; stored in alternating blocks of 16 rows
+  std::string format;    // name of the weight format
+  size_t bytes = 0;      // packed, padding included
 };
+
+// Returns the slots of a model, without making one. Throws Error(model) for a config out of range,
+// and Error(invalid_request) for a format that the place does not have.
+std::vector<SlotSpec> weight_slots(const ModelConfig& config, WeightPlace place);
 
 class DecoderBuilder {
  public:
   // Validates the config and allocates the weights' memory (untouched until filled). With `gpu`
-  // (may be null) the model lives and computes there, and `isa` is what the host helps with.
-  DecoderBuilder(const ModelConfig& config, Isa isa, int threads, const GpuOptions* gpu = nullptr);
+  // (may be null) the model lives and computes there, and `isa` is what the host helps with. With
+  // several ranks (tensor parallelism, on the CPU) slots are those of the whole model; `threads`
+  // are divided, and each rank has one at least. Throws Error(invalid_request) for a model that
+  // cannot be cut over so many.
+  DecoderBuilder(const ModelConfig& config, Isa isa, int threads, const GpuOptions* gpu = nullptr,
+                 int ranks = 1);
   ~DecoderBuilder();
   // The order of the model's AMX products; the default suits a first-level cache of 48 KiB.
   void set_tile_order(const TileOrder& order);

@@ -9,6 +9,7 @@
 #include "model/config.h"
 #include "model/decoder_weights.h"
 #include "model/model.h"
+#include "model/parallel/rank_exchange.h"
 
 namespace turbomind {
 
@@ -28,8 +29,9 @@ struct DecoderResources {
   Context context;
 };
 
+// `link`: of a rank of several, whose config and weights are its part of the model.
 std::unique_ptr<Model> make_decoder(const ModelConfig& config,
                                     std::unique_ptr<DecoderResources> resources,
-                                    DecoderWeights weights);
+                                    DecoderWeights weights, RankLink link);
 
 }  // namespace turbomind

@@ -1,4 +1,5 @@
 // Steps on the CPU: arrays and pages in host memory, and results at the return of a step.
+#include <algorithm>
 #include <cstring>
 
 #include "cache/page_codec.h"
@@ -12,10 +13,10 @@ namespace turbomind {
 namespace {
 
 std::vector<PageCodec> make_codecs(const CachePlan& plan) {
-  std::vector<std::vector<KvLayout>> layouts(plan.groups.size());
-  for (size_t i = 0; i < plan.layout_of_layer.size(); ++i)
-    layouts[plan.group_of_layer[i]].push_back(plan.layout_of_layer[i]);
-  return {layouts.begin(), layouts.end()};
+  std::vector<PageCodec> codecs;
+  for (size_t g = 0; g < plan.groups.size(); ++g)
+    codecs.emplace_back(layouts_of(plan, static_cast<int>(g)));
+  return codecs;
 }
 
 class HostPages final : public DecoderPages {
@@ -23,13 +24,15 @@ class HostPages final : public DecoderPages {
   explicit HostPages(const CachePlan& plan)
       : plan_(plan), pages_(plan.groups.size()), codecs_(make_codecs(plan)) {}
 
-  void allocate_pages(int64_t pages) override {
+  void allocate_pages(const std::vector<int64_t>& pages) override {
     for (size_t g = 0; g < pages_.size(); ++g)
-      pages_[g] = HugeBuffer(static_cast<size_t>(pages) * plan_.groups[g].page_bytes);
+      pages_[g] = HugeBuffer(static_cast<size_t>(pages[g]) * plan_.groups[g].page_bytes);
   }
   void prepare_pages(int64_t pages) override {
-    for (size_t g = 0; g < pages_.size(); ++g)
-      pages_[g].populate(static_cast<size_t>(pages) * plan_.groups[g].page_bytes);
+    for (size_t g = 0; g < pages_.size(); ++g) {
+      const size_t bytes = static_cast<size_t>(pages) * plan_.groups[g].page_bytes;
+      pages_[g].populate(std::min(bytes, pages_[g].size()));
+    }
   }
   PageView view(int group) const override {
     return {pages_[group].data(), plan_.groups[group].page_bytes};
@@ -69,7 +72,7 @@ class HostStepArrays {
     inputs_.ropes.resize(config.ropes.size());
   }
 
-  const StepInputs& set(const StepBatch& batch) {
+  StepInputs& set(const StepBatch& batch) {
     inputs_.tokens = static_cast<int64_t>(batch.token_ids.size());
     inputs_.samples = static_cast<int64_t>(batch.sample_rows.size());
     inputs_.token_ids = batch.token_ids.data();
@@ -112,7 +115,9 @@ class HostStepDevice final : public StepDevice {
         vocab_(config.vocab),
         cache_(plan_cache(config, true)),
         pages_(cache_),
-        arrays_(ctx, config, cache_) {}
+        reads_other_kv_(config.layers.back().kv_layer >= 0),
+        arrays_(ctx, config, cache_),
+        sampled_arrays_(ctx, config, cache_) {}
 
   const CachePlan& cache() const override { return cache_; }
   std::string numerics_fingerprint() const override {
@@ -122,17 +127,54 @@ class HostStepDevice final : public StepDevice {
   DecoderPages& pages() override { return pages_; }
   bool run(const StepBatch& batch, float* logits, const StepCancel* cancel,
            const Forward& forward) override {
-    const StepInputs& in = arrays_.set(batch);
+    const StepInputs& in = set(batch);
     const ThreadPool::Step step(ctx_.pool);
     return forward(in, {logits, DType::f32, in.samples, vocab_, vocab_}, cancel);
   }
 
  private:
+  // Sets the arrays of a step and, where layers follow the last one that writes KV, those of its
+  // sampled tokens alone.
+  const StepInputs& set(const StepBatch& batch) {
+    StepInputs& in = arrays_.set(batch);
+    const bool fewer = in.samples > 0 && in.samples < in.tokens;
+    in.sampled = reads_other_kv_ && fewer ? &sampled_arrays_.set(sampled_of(batch)) : nullptr;
+    return in;
+  }
+
+  // Runs of sampled tokens are sequences whose earlier tokens have their KV.
+  const StepBatch& sampled_of(const StepBatch& batch) {
+    StepBatch& s = sampled_;
+    s.token_ids.clear();
+    s.positions.clear();
+    s.rows.clear();
+    auto row = batch.rows.begin();
+    int32_t last = -1;
+    for (const int32_t token : batch.sample_rows) {
+      const bool follows = last >= 0 && token == last + 1 && token < row->q_begin + row->q_len;
+      while (token >= row->q_begin + row->q_len) ++row;
+      if (follows) {
+        ++s.rows.back().q_len;
+      } else {
+        StepRow& run = s.rows.emplace_back(*row);
+        run.q_begin = static_cast<int64_t>(s.token_ids.size());
+        run.q_len = 1;
+        run.kv_begin = row->kv_begin + token - row->q_begin;
+      }
+      s.token_ids.push_back(batch.token_ids[token]);
+      s.positions.push_back(batch.positions[token]);
+      last = token;
+    }
+    return s;
+  }
+
   Context& ctx_;
   const int vocab_;
   const CachePlan cache_;
   HostPages pages_;
-  HostStepArrays arrays_;
+  const bool reads_other_kv_;  // in layers after the last one that writes KV
+  HostStepArrays arrays_, sampled_arrays_;
+  StepBatch sampled_;
 };
 
 }  // namespace

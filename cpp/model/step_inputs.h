@@ -17,6 +17,9 @@ struct StepInputs {
   bool all_sampled = false;              // sample_rows is 0, 1, ... tokens - 1
   std::vector<SeqBatch> groups;          // per cache group
   std::vector<StepRope> ropes;           // per rope table
+  // The sampled tokens alone, for the layers after the last one that writes KV; null: the device
+  // has no such arrays, or they would be of no use.
+  const StepInputs* sampled = nullptr;
 };
 
 }  // namespace turbomind

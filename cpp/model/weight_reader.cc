@@ -21,7 +21,7 @@ size_t aligned(size_t bytes) {
 }
 
 int64_t row_bytes(const RowSegment& s) {
-  return s.cols * static_cast<int64_t>(dtype_bytes(s.dtype));
+  return s.all_cols() * static_cast<int64_t>(dtype_bytes(s.dtype));
 }
 
 // Bytes of a file and where they go.
@@ -81,7 +81,9 @@ std::vector<RowSegment> WeightReader::read(ThreadPool& pool, std::vector<RowSegm
     const int64_t first = s.file->offset + s.row_begin * row_bytes(s);
     for (int64_t at = 0; at < bytes; at += kReadBytes)
       pieces.push_back({s.file, first + at, std::min(kReadBytes, bytes - at), place + at});
-    s = {place, s.dtype, 0, s.rows, s.cols};
+    s.data = place;
+    s.file = nullptr;
+    s.row_begin = 0;
     place += aligned(static_cast<size_t>(bytes));
   }
   Failure failure;

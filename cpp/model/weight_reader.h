@@ -15,9 +15,9 @@ namespace turbomind {
 
 class WeightReader {
  public:
-  // Returns the segments with their rows in memory, until the next call. Segments that are in
-  // memory stay as they are. Throws Error(model) for a file that cannot be read or has become
-  // shorter.
+  // Returns the segments with their rows in memory, whole ones also where only some of their
+  // columns are asked for, until the next call. Segments that are in memory stay as they are.
+  // Throws Error(model) for a file that cannot be read or has become shorter.
   std::vector<RowSegment> read(ThreadPool& pool, std::vector<RowSegment> segments);
 
  private:

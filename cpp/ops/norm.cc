@@ -24,9 +24,9 @@ constexpr OpTypes kYTypes{
     "rms_norm", "y", {DType::f32, DType::bf16}, {DType::f32, DType::f16, DType::bf16}};
 
 void check(const Context& ctx, const Norm& norm, const Mat& x, const Mat& y) {
-  if (norm.kind != NormKind::rms || !norm.weight) {
-    throw_error(ErrorCode::internal, "rms_norm: expected kind rms with a weight, got kind ",
-                static_cast<int>(norm.kind), norm.weight ? "" : " without a weight");
+  if ((norm.kind == NormKind::rms) != (norm.weight != nullptr)) {
+    throw_error(ErrorCode::internal, "rms_norm: got kind ", static_cast<int>(norm.kind),
+                norm.weight ? " with" : " without", " a weight, expected one for kind rms alone");
   }
   check_dtype(ctx, kXTypes, x.dtype);
   check_dtype(ctx, kYTypes, y.dtype);
@@ -36,7 +36,11 @@ void check(const Context& ctx, const Norm& norm, const Mat& x, const Mat& y) {
   }
 }
 
-void on_gpu(GpuContext& gpu, const Norm& norm, const Mat& x, const Mat& y) {
+int64_t padded_end(const Mat& y) {
+  return std::min(padded_cols(y.cols), std::max(y.stride, y.cols));
+}
+
+void on_gpu(GpuContext& gpu, const Norm& norm, const Mat& x, const Mat& y, int64_t padded) {
   DeviceNorm n;
   n.x = x.f32(0);
   n.y = y.data;
@@ -45,17 +49,16 @@ void on_gpu(GpuContext& gpu, const Norm& norm, const Mat& x, const Mat& y) {
   n.y_stride = y.stride;
   n.rows = static_cast<int32_t>(x.rows);
   n.cols = static_cast<int32_t>(x.cols);
-  n.padded = static_cast<int32_t>(std::min(padded_cols(y.cols), std::max(y.stride, y.cols)));
-  n.weight_offset = norm.weight_offset;
+  n.padded = static_cast<int32_t>(padded);
+  n.weight_offset = norm.weight ? norm.weight_offset : 0;
   n.eps = norm.eps;
   n.y_dtype = y.dtype;
   norm_cuda(gpu.kind()).rms_norm(gpu.handle(), n);
 }
 
-void on_cpu(Context& ctx, const Norm& norm, const Mat& x, const Mat& y) {
+void on_cpu(Context& ctx, const Norm& norm, const Mat& x, const Mat& y, int64_t padded) {
   const NormKernels& kernels = norm_kernels(ctx.isa);
   const bool bf16 = y.dtype == DType::bf16;
-  const int64_t padded = std::min(padded_cols(y.cols), std::max(y.stride, y.cols));
   const int64_t grain = std::max<int64_t>(1, kElementsPerTask / std::max<int64_t>(1, x.cols));
   ctx.pool.parallel_for(x.rows, grain, [&](int64_t begin, int64_t end, int) {
     for (int64_t r = begin; r < end; ++r) {
@@ -66,15 +69,23 @@ void on_cpu(Context& ctx, const Norm& norm, const Mat& x, const Mat& y) {
   });
 }
 
-}  // namespace
-
-void rms_norm(Context& ctx, const Norm& norm, const Mat& x, const Mat& y) {
+void norm_rows(Context& ctx, const Norm& norm, const Mat& x, const Mat& y, int64_t padded) {
   check(ctx, norm, x, y);
   const double elements = static_cast<double>(x.rows) * static_cast<double>(x.cols);
   ProfileScope scope(ctx.profiler, Op::norm,
                      elements * static_cast<double>(4 + dtype_bytes(y.dtype)), 4 * elements,
                      ctx.profiler.device);
-  dispatch(ctx, on_cpu, on_gpu, norm, x, y);
+  dispatch(ctx, on_cpu, on_gpu, norm, x, y, padded);
+}
+
+}  // namespace
+
+void rms_norm(Context& ctx, const Norm& norm, const Mat& x, const Mat& y) {
+  norm_rows(ctx, norm, x, y, padded_end(y));
+}
+
+void rms_norm_in_place(Context& ctx, const Norm& norm, const Mat& x) {
+  norm_rows(ctx, norm, x, x, x.cols);
 }
 
 }  // namespace turbomind

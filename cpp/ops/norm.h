@@ -15,10 +15,12 @@ struct Norm {
   const float* weight = nullptr;  // [cols] float32
 };
 
-// y = x / rms(x) * (weight + weight_offset), row by row, for x [rows, cols] float32 and y
-// [rows, cols] float32, bfloat16 or, on a GPU, float16; padded columns of y become zero. Throws
-// Error(internal) for other types, shapes that differ, and a norm of kind none. See Zhang and
-// Sennrich, "Root Mean Square Layer Normalization" (2019).
+// y = x / rms(x) * (weight + weight_offset), row by row, or x for kind none, for x [rows, cols]
+// float32 and y [rows, cols] float32, bfloat16 or, on a GPU, float16; padded columns of y become
+// zero. y may be x. Throws Error(internal) for other types, shapes that differ, and kind rms
+// without a weight. See Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019).
 void rms_norm(Context& ctx, const Norm& norm, const Mat& x, const Mat& y);
+// The same for y = x, float32, whose rows go on after its columns: nothing is padded.
+void rms_norm_in_place(Context& ctx, const Norm& norm, const Mat& x);
 
 }  // namespace turbomind

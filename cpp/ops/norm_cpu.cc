@@ -1,30 +1,20 @@
 #include "ops/norm_kernels.h"
 
+#include "cpu/typed_row.h"
 #include "ops/norm_row.h"
 
 namespace turbomind::TM_ISA_NS {
 
 static void rms_row(const NormRow& row) {
-  const VecF r = broadcast(inverse_rms(row.x, row.cols, row.eps));
+  const VecF r = broadcast(row.weight ? inverse_rms(row.x, row.cols, row.eps) : 1.0f);
   const VecF offset = broadcast(row.weight_offset);
-  float* yf = static_cast<float*>(row.y);
-  uint16_t* yh = static_cast<uint16_t*>(row.y);
   for (int64_t c = 0; c < row.cols; c += kLanes) {
     const int n = row.cols - c < kLanes ? static_cast<int>(row.cols - c) : kLanes;
-    const VecF v = (load_n(row.x + c, n) * r) * (load_n(row.weight + c, n) + offset);
-    if (row.y_bf16) {
-      store_bf16_n(yh + c, v, n);
-    } else {
-      store_n(yf + c, v, n);
-    }
+    VecF v = load_n(row.x + c, n);
+    if (row.weight) v = (v * r) * (load_n(row.weight + c, n) + offset);
+    store_typed_n(row.y, row.y_bf16, c, v, n);
   }
-  for (int64_t c = row.cols; c < row.padded_cols; ++c) {
-    if (row.y_bf16) {
-      yh[c] = 0;
-    } else {
-      yf[c] = 0;
-    }
-  }
+  zero_typed(row.y, row.y_bf16, row.cols, row.padded_cols);
 }
 
 const NormKernels& norm_kernels() {

@@ -25,6 +25,10 @@ TM_DEVICE float block_sum(float v, float* sums) {
   return sum;
 }
 
+TM_DEVICE float4 load_weights(const DeviceNorm& p, int c) {
+  return p.weight ? load_four<true>(p.weight, c, p.cols) : make_float4(1, 1, 1, 1);
+}
+
 // Four columns of the result.
 TM_DEVICE float4 scaled(const DeviceNorm& p, const float4& v, float r, const float4& w) {
   return make_float4((v.x * r) * (w.x + p.weight_offset), (v.y * r) * (w.y + p.weight_offset),
@@ -39,6 +43,7 @@ TM_DEVICE float4 add_squares(const float4& v, const float4& s) {
 // Returns the factor of a row, from its threads' squares.
 TM_DEVICE float row_factor(const DeviceNorm& p, const float4& s) {
   const float sum = block_sum((s.x + s.y) + (s.z + s.w), shared_memory<float>());
+  if (!p.weight) return 1;
   return 1.0f / sqrtf(sum / static_cast<float>(p.cols) + p.eps);
 }
 
@@ -63,7 +68,7 @@ void rms_norm_rows(const TM_GRID_CONSTANT DeviceNorm p) {
 #pragma unroll
   for (int j = 0; j < kHeld; ++j) {
     const int i = first + j * kThreads;
-    if (i < pieces) w[j] = load_four<true>(p.weight, 4 * i, p.cols);
+    if (i < pieces) w[j] = load_weights(p, 4 * i);
   }
   wait_for_previous();
   const float* x = p.x + blockIdx.x * p.x_stride;
@@ -102,7 +107,7 @@ void rms_norm_wide_rows(const TM_GRID_CONSTANT DeviceNorm p) {
   const float r = row_factor(p, s);
 #pragma unroll 4
   for (int i = threadIdx.x; i < pieces; i += kThreads) {
-    const float4 w = load_four<true>(p.weight, 4 * i, p.cols);
+    const float4 w = load_weights(p, 4 * i);
     store_four(result_row<T>(p), 4 * i, p.cols, scaled(p, row[i], r, w));
   }
   zero_padding<T>(p);

@@ -16,7 +16,7 @@ struct NormRow {
   bool y_bf16;
   int64_t cols;
   int64_t padded_cols;  // y is zero from cols up to here
-  const float* weight;
+  const float* weight;  // null: y is x
   float weight_offset;
   float eps;
 };
@@ -31,7 +31,7 @@ struct NormKernels {
 struct DeviceNorm {
   const float* x = nullptr;       // [rows][x_stride]
   void* y = nullptr;              // [rows][y_stride], of y_dtype
-  const float* weight = nullptr;  // [cols]
+  const float* weight = nullptr;  // [cols]; null: y is x
   int64_t x_stride = 0;           // elements
   int64_t y_stride = 0;
   int32_t rows = 0;

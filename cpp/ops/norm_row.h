@@ -40,4 +40,13 @@ TM_INLINE void rms_norm_in_place(float* x, int64_t cols, const float* weight, fl
   }
 }
 
+// In place: x = x / rms(x).
+TM_INLINE void scale_to_unit_rms(float* x, int64_t cols, float eps) {
+  const VecF r = broadcast(inverse_rms(x, cols, eps));
+  for (int64_t c = 0; c < cols; c += kLanes) {
+    const int n = cols - c < kLanes ? static_cast<int>(cols - c) : kLanes;
+    store_n(x + c, load_n(x + c, n) * r, n);
+  }
+}
+
 }  // namespace turbomind::TM_ISA_NS

@@ -24,8 +24,12 @@ constexpr int64_t kElementsPerTask = 16384;
 constexpr OpTypes kKvTypes{"rope_write_kv", "KV", kHostKvTypes, kGpuKvTypes};
 constexpr OpTypes kQkvTypes{"rope_write_kv", "qkv", {DType::f32}, {DType::f32}};
 
+bool has_q_alone(const AttentionShape& s, const Mat& qkv) {
+  return qkv.cols == int64_t{s.heads} * s.k_dim;
+}
+
 void check(const Context& ctx, const AttentionShape& s, const KvLayout& l, const Mat& qkv,
-           const Mat& q, const RopeTable* rope) {
+           const Mat& q, const HeadNorms& norms, const RopeTable* rope) {
   check_dtype(ctx, kKvTypes, l.dtype);
   check_dtype(ctx, kQkvTypes, qkv.dtype);
   if (l.kv_heads != s.kv_heads || l.k_dim != s.k_dim || l.v_dim != s.v_dim ||
@@ -36,15 +40,18 @@ void check(const Context& ctx, const AttentionShape& s, const KvLayout& l, const
                 " tokens a page, heads up to ", kMaxHeadWidth, " wide");
   }
   const int64_t cols = int64_t{s.heads + s.kv_heads} * s.k_dim + int64_t{s.kv_heads} * s.v_dim;
-  if (qkv.cols != cols) {
+  if (qkv.cols != cols && !has_q_alone(s, qkv)) {
     throw_error(ErrorCode::internal, "rope_write_kv: qkv has ", qkv.cols, " columns, expected ",
-                cols);
+                cols, ", or ", s.heads * s.k_dim, " of q alone");
   }
   if (q.dtype != attention_q_dtype(ctx, l.dtype) || q.cols != int64_t{s.heads} * l.k_width() ||
       q.rows != qkv.rows) {
     throw_error(ErrorCode::internal, "rope_write_kv: q is ", dtype_name(q.dtype), " [", q.rows,
                 ", ", q.cols, "], expected ", dtype_name(attention_q_dtype(ctx, l.dtype)), " [",
                 qkv.rows, ", ", int64_t{s.heads} * l.k_width(), "]");
+  }
+  if (norms.v.weight) {
+    throw_error(ErrorCode::internal, "rope_write_kv: the norm of V has a weight, expected none");
   }
   if (rope && 2 * rope->inv_freq.size() > static_cast<size_t>(s.k_dim)) {
     throw_error(ErrorCode::internal, "rope_write_kv: rotated width ", 2 * rope->inv_freq.size(),
@@ -56,8 +63,12 @@ const float* norm_weight(const Norm& norm) {
   return norm.kind == NormKind::rms ? norm.weight : nullptr;
 }
 
-RopeKvHeads describe(const AttentionShape& s, const KvLayout& l, const Mat& q, const Norm& q_norm,
-                     const Norm& k_norm, const RopeTable* rope) {
+float v_eps(const HeadNorms& norms) {
+  return norms.v.kind == NormKind::rms ? norms.v.eps : 0;
+}
+
+RopeKvHeads describe(const AttentionShape& s, const KvLayout& l, const Mat& q,
+                     const HeadNorms& norms, const RopeTable* rope) {
   RopeKvHeads h{};
   h.heads = s.heads;
   h.kv_heads = s.kv_heads;
@@ -67,12 +78,13 @@ RopeKvHeads describe(const AttentionShape& s, const KvLayout& l, const Mat& q, c
   h.v_width = l.v_width();
   h.kv = l.dtype;
   h.bf16_q = q.dtype == DType::bf16;
-  h.q_weight = norm_weight(q_norm);
-  h.k_weight = norm_weight(k_norm);
-  h.q_offset = q_norm.weight_offset;
-  h.k_offset = k_norm.weight_offset;
-  h.q_eps = q_norm.eps;
-  h.k_eps = k_norm.eps;
+  h.q_weight = norm_weight(norms.q);
+  h.k_weight = norm_weight(norms.k);
+  h.q_offset = norms.q.weight_offset;
+  h.k_offset = norms.k.weight_offset;
+  h.q_eps = norms.q.eps;
+  h.k_eps = norms.k.eps;
+  h.v_eps = v_eps(norms);
   h.half = rope ? static_cast<int>(rope->inv_freq.size()) : 0;
   h.interleaved = rope && rope->interleaved;
   h.k_head_bytes = l.k_head_bytes();
@@ -81,17 +93,18 @@ RopeKvHeads describe(const AttentionShape& s, const KvLayout& l, const Mat& q, c
 }
 
 void on_gpu(GpuContext& gpu, const AttentionShape& s, const KvLayout& l, const PageView& pages,
-            const SeqBatch& batch, const Mat& qkv, const Norm& q_norm, const Norm& k_norm,
-            const StepRope& rope, const Mat& q) {
+            const SeqBatch& batch, const Mat& qkv, const HeadNorms& norms, const StepRope& rope,
+            const Mat& q) {
   auto a = kv_args_cuda<RopeKvCudaArgs>(s, l, pages, batch);
   a.qkv = qkv.f32(0);
   a.q = q.data;
-  a.q_weight = norm_weight(q_norm);
-  a.k_weight = norm_weight(k_norm);
-  a.q_offset = q_norm.weight_offset;
-  a.k_offset = k_norm.weight_offset;
-  a.q_eps = q_norm.eps;
-  a.k_eps = k_norm.eps;
+  a.q_weight = norm_weight(norms.q);
+  a.k_weight = norm_weight(norms.k);
+  a.q_offset = norms.q.weight_offset;
+  a.k_offset = norms.k.weight_offset;
+  a.q_eps = norms.q.eps;
+  a.k_eps = norms.k.eps;
+  a.v_eps = v_eps(norms);
   a.positions = rope.positions;
   a.inv_freq = rope.inv_freq;
   a.half = rope.table ? static_cast<int>(rope.table->inv_freq.size()) : 0;
@@ -107,11 +120,11 @@ int64_t runs_of(const AttentionSeq& s) {
 }
 
 void on_cpu(Context& ctx, const AttentionShape& shape, const KvLayout& layout,
-            const PageView& pages, const SeqBatch& batch, const Mat& qkv, const Norm& q_norm,
-            const Norm& k_norm, const StepRope& rope, const Mat& q) {
+            const PageView& pages, const SeqBatch& batch, const Mat& qkv, const HeadNorms& norms,
+            const StepRope& rope, const Mat& q) {
   const AttentionSeq* seqs = batch.seqs;
   const int64_t num_seqs = batch.count;
-  const RopeKvHeads heads = describe(shape, layout, q, q_norm, k_norm, rope.table);
+  const RopeKvHeads heads = describe(shape, layout, q, norms, rope.table);
   const RopeKvKernels& kernels = rope_kv_kernels(ctx.isa);
 
   const auto write_run = [&](const AttentionSeq& s, int64_t run) {
@@ -150,12 +163,14 @@ void on_cpu(Context& ctx, const AttentionShape& shape, const KvLayout& layout,
 }  // namespace
 
 void rope_write_kv(Context& ctx, const AttentionShape& shape, const KvLayout& layout,
-                   const PageView& pages, const SeqBatch& batch, const Mat& qkv, const Norm& q_norm,
-                   const Norm& k_norm, const StepRope& rope, const Mat& q) {
-  check(ctx, shape, layout, qkv, q, rope.table);
+                   const PageView& pages, const SeqBatch& batch, const Mat& qkv,
+                   const HeadNorms& norms, const StepRope& rope, const Mat& q) {
+  check(ctx, shape, layout, qkv, q, norms, rope.table);
   const double elements = static_cast<double>(qkv.rows) * static_cast<double>(qkv.cols);
   ProfileScope scope(ctx.profiler, Op::rope_kv, elements * 6, elements * 4, ctx.profiler.device);
-  dispatch(ctx, on_cpu, on_gpu, shape, layout, pages, batch, qkv, q_norm, k_norm, rope, q);
+  AttentionShape written = shape;
+  if (has_q_alone(shape, qkv)) written.kv_heads = 0;
+  dispatch(ctx, on_cpu, on_gpu, written, layout, pages, batch, qkv, norms, rope, q);
 }
 
 DType attention_q_dtype(const Context& ctx, DType kv_dtype) {
@@ -166,7 +181,7 @@ DType attention_q_dtype(const Context& ctx, DType kv_dtype) {
 static void check_launch(const RopeKvCudaArgs& a) {
   const auto width = [](int dim) { return dim > 0 && dim % 8 == 0 && dim <= kMaxHeadDim; };
   if (!width(a.k_dim) || !width(a.v_dim) || (a.dtype != DType::bf16 && a.dtype != DType::f16) ||
-      a.heads <= 0 || a.kv_heads <= 0) {
+      a.heads <= 0 || a.kv_heads < 0) {
     throw_error(ErrorCode::internal, "rope_write_kv: ", a.heads, " and ", a.kv_heads, " heads of ",
                 a.k_dim, " and ", a.v_dim, " ", dtype_name(a.dtype),
                 "; expected widths of multiples of 8 up to ", kMaxHeadDim, ", bfloat16 or float16");

@@ -114,7 +114,13 @@ static void write(const RopeKvHeads& h, const RopeKvRun& run) {
       write_k(h, t, run.k_page + g * h.k_head_bytes, run.slot + i);
     }
     for (int g = 0; g < h.kv_heads; ++g, x += h.v_dim) {
-      write_v(h, x, run.v_page + g * h.v_head_bytes, run.slot + i);
+      const float* v = x;
+      if (h.v_eps > 0) {
+        std::memcpy(t, x, sizeof(float) * h.v_dim);
+        scale_to_unit_rms(t, h.v_dim, h.v_eps);
+        v = t;
+      }
+      write_v(h, v, run.v_page + g * h.v_head_bytes, run.slot + i);
     }
   }
 }

@@ -65,15 +65,19 @@ TM_DEVICE void compute_angles(const RopeKvCudaArgs& a, int token) {
   }
 }
 
-// x / rms(x) * (weight + offset); no weight: x. Called by whole warps.
+// x / rms(x) * (weight + offset), without a weight x / rms(x); eps 0: x. Called by whole warps.
 TM_DEVICE void norm_head(const float* weight, float offset, float eps, int dim, int at,
                          float (&x)[kLaneValues]) {
   float sum = 0;
   for (int i = 0; i < kLaneValues; ++i) sum = fma(x[i], x[i], sum);
   for (int step = head_lanes() / 2; step > 0; step /= 2)
     sum += __shfl_xor_sync(kAllLanes, sum, step);
-  if (!weight || at >= dim) return;
+  if (eps == 0 || at >= dim) return;
   const float r = rsqrt(sum / static_cast<float>(dim) + eps);
+  if (!weight) {
+    for (int i = 0; i < kLaneValues; ++i) x[i] *= r;
+    return;
+  }
   for (int i = 0; i < kLaneValues; i += 4) {
     const float4 w = load(reinterpret_cast<const float4*>(weight + at + i));
     x[i] = x[i] * r * (w.x + offset);
@@ -153,11 +157,11 @@ void rope_write_heads(const TM_GRID_CONSTANT RopeKvLaunch w) {
       const float4 v = load_streaming(reinterpret_cast<const float4*>(from + at + i));
       x[i] = v.x, x[i + 1] = v.y, x[i + 2] = v.z, x[i + 3] = v.w;
     }
-    if (a.q_weight || a.k_weight)
-      norm_head(value   ? nullptr
-                : query ? a.q_weight
-                        : a.k_weight,
-                query ? a.q_offset : a.k_offset, query ? a.q_eps : a.k_eps, dim, at, x);
+    if (a.q_weight || a.k_weight || a.v_eps > 0) {
+      const float* weight = value ? nullptr : query ? a.q_weight : a.k_weight;
+      const float eps = value ? a.v_eps : !weight ? 0 : query ? a.q_eps : a.k_eps;
+      norm_head(weight, query ? a.q_offset : a.k_offset, eps, dim, at, x);
+    }
     if (a.half) rotate_head(a, value ? a.k_dim : at, x);
     uint16_t* to = query   ? static_cast<uint16_t*>(a.q) + (int64_t{token} * a.heads + item) * dim
                    : value ? place.row(a.pages.v_offset, item - rotated, dim)

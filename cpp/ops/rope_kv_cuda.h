@@ -15,13 +15,14 @@ struct RopeKvCudaArgs {
   CudaPages pages;
   SeqArrays seqs;  // tokens of sequences with q_len 0 and pages of -1: nothing is written
   int heads;
-  int kv_heads;
-  int k_dim;  // multiples of 8, at most kMaxHeadDim
+  int kv_heads;  // 0: qkv has q alone
+  int k_dim;     // multiples of 8, at most kMaxHeadDim
   int v_dim;
   const float* q_weight;  // [k_dim] of a root-mean-square norm per head; null: none
   const float* k_weight;
   float q_offset, k_offset;  // added to the weights
   float q_eps, k_eps;
+  float v_eps;               // of V's norm, which has no weight; 0: none
   const int32_t* positions;  // [tokens]
   const float* inv_freq;     // [half]; RopeTable's
   int half;                  // rotated width / 2; 0: no rotation

@@ -23,7 +23,8 @@ struct RopeKvHeads {
   const float* q_weight;  // null: q is not normed
   const float* k_weight;
   float q_offset, k_offset, q_eps, k_eps;
-  int half;  // rotated width / 2; 0: no rotation
+  float v_eps;  // 0: V is not normed
+  int half;     // rotated width / 2; 0: no rotation
   bool interleaved;
   size_t k_head_bytes, v_head_bytes;
 };

@@ -24,7 +24,8 @@ void check_same(const char* op, const Mat& x, const Mat& y, bool rows) {
 }
 
 constexpr OpTypes kAddTypes{"add_scaled", "x", {DType::f32}, {DType::f32}};
-constexpr OpTypes kCapTypes{"soft_cap", "x", {DType::f32}, {DType::f32}};
+constexpr OpTypes kSumTypes{"sum_rows", "x", {DType::f32}, {}};
+constexpr OpTypes kCapTypes{"scale_and_cap", "x", {DType::f32}, {DType::f32}};
 
 int64_t gathered_bytes(const Mat& x, const Mat& y) {
   return std::min({x.stride, y.stride, padded_cols(x.cols)}) *
@@ -51,14 +52,15 @@ void gather_on_gpu(GpuContext& gpu, const Mat& x, const int32_t* ids, const Mat&
   rows_cuda(gpu.kind()).gather(gpu.handle(), g);
 }
 
-void add_on_cpu(Context& ctx, const Mat& x, float scale, const Mat& y) {
+void add_on_cpu(Context& ctx, const Mat& x, float scale, const Mat& y, const float* factor) {
+  const float then = factor ? *factor : 1.0f;
   ctx.pool.parallel_for(x.rows, 16, [&](int64_t begin, int64_t end, int) {
     for (int64_t r = begin; r < end; ++r)
-      for (int64_t c = 0; c < x.cols; ++c) y.f32(r)[c] += scale * x.f32(r)[c];
+      for (int64_t c = 0; c < x.cols; ++c) y.f32(r)[c] = (y.f32(r)[c] + scale * x.f32(r)[c]) * then;
   });
 }
 
-void add_on_gpu(GpuContext& gpu, const Mat& x, float scale, const Mat& y) {
+void add_on_gpu(GpuContext& gpu, const Mat& x, float scale, const Mat& y, const float* factor) {
   DeviceScaledAdd a;
   a.x = y.f32(0);
   a.y = x.f32(0);
@@ -67,29 +69,56 @@ void add_on_gpu(GpuContext& gpu, const Mat& x, float scale, const Mat& y) {
   a.rows = static_cast<int32_t>(x.rows);
   a.cols = static_cast<int32_t>(x.cols);
   a.scale = scale;
+  a.factor = factor;
   rows_cuda(gpu.kind()).scaled_add(gpu.handle(), a);
 }
 
-void cap_on_cpu(Context& ctx, float cap, const Mat& x) {
+// Adds by pieces of columns that stay in the first-level cache.
+void sum_row(const std::vector<Mat>& parts, int64_t row, float scale, bool add, const Mat& y) {
+  constexpr int64_t kPiece = 512;
+  float sums[kPiece];
+  for (int64_t first = 0; first < y.cols; first += kPiece) {
+    const int64_t count = std::min(kPiece, y.cols - first);
+    std::memcpy(sums, parts[0].f32(row) + first, count * sizeof(float));
+    for (size_t p = 1; p < parts.size(); ++p) {
+      const float* part = parts[p].f32(row) + first;
+      for (int64_t i = 0; i < count; ++i) sums[i] += part[i];
+    }
+    float* out = y.f32(row) + first;
+    for (int64_t i = 0; i < count; ++i) out[i] = add ? out[i] + scale * sums[i] : scale * sums[i];
+  }
+}
+
+void sum_on_cpu(Context& ctx, const std::vector<Mat>& parts, float scale, bool add, const Mat& y) {
+  ctx.pool.parallel_for(y.rows, 4, [&](int64_t begin, int64_t end, int) {
+    for (int64_t r = begin; r < end; ++r) sum_row(parts, r, scale, add, y);
+  });
+}
+
+void scale_and_cap_on_cpu(Context& ctx, float scale, float cap, const Mat& x) {
   constexpr int64_t kPiece = 1 << 14;
   const int64_t pieces = (x.cols + kPiece - 1) / kPiece;
   ctx.pool.parallel_for(x.rows * pieces, 1, [&](int64_t begin, int64_t end, int) {
     for (int64_t i = begin; i < end; ++i) {
       float* row = x.f32(i / pieces);
       const int64_t first = i % pieces * kPiece, last = std::min(x.cols, first + kPiece);
-      for (int64_t c = first; c < last; ++c) row[c] = cap * std::tanh(row[c] / cap);
+      for (int64_t c = first; c < last; ++c) {
+        const float scaled = scale * row[c];
+        row[c] = cap != 0 ? cap * std::tanh(scaled / cap) : scaled;
+      }
     }
   });
 }
 
-void cap_on_gpu(GpuContext& gpu, float cap, const Mat& x) {
-  DeviceSoftcap c;
+void scale_and_cap_on_gpu(GpuContext& gpu, float scale, float cap, const Mat& x) {
+  DeviceScaleCap c;
   c.x = x.f32(0);
   c.stride = x.stride;
   c.rows = static_cast<int32_t>(x.rows);
   c.cols = static_cast<int32_t>(x.cols);
+  c.scale = scale;
   c.cap = cap;
-  rows_cuda(gpu.kind()).softcap(gpu.handle(), c);
+  rows_cuda(gpu.kind()).scale_and_cap(gpu.handle(), c);
 }
 
 }  // namespace
@@ -99,15 +128,28 @@ void gather_rows(Context& ctx, const Mat& x, const int32_t* ids, const Mat& y) {
   dispatch(ctx, gather_on_cpu, gather_on_gpu, x, ids, y);
 }
 
-void add_scaled(Context& ctx, const Mat& x, float scale, const Mat& y) {
+void add_scaled(Context& ctx, const Mat& x, float scale, const Mat& y, const float* factor) {
   check_same("add_scaled", x, y, true);
   check_dtype(ctx, kAddTypes, x.dtype);
-  dispatch(ctx, add_on_cpu, add_on_gpu, x, scale, y);
+  dispatch(ctx, add_on_cpu, add_on_gpu, x, scale, y, factor);
 }
 
-void soft_cap(Context& ctx, float cap, const Mat& x) {
+void sum_rows(Context& ctx, const std::vector<Mat>& parts, float scale, bool add, const Mat& y) {
+  if (parts.empty() || ctx.gpu)
+    throw_error(ErrorCode::internal, "sum_rows: got ", parts.size(), " parts on the ",
+                ctx.gpu ? "GPU" : "CPU", ", expected 1 or more on the CPU");
+  for (const Mat& part : parts) {
+    check_same("sum_rows", part, y, true);
+    check_dtype(ctx, kSumTypes, part.dtype);
+  }
+  const double elements = static_cast<double>(y.rows * y.cols * int64_t(parts.size() + 1 + add));
+  const ProfileScope profile(ctx.profiler, Op::other, 4 * elements, elements, ctx.profiler.device);
+  sum_on_cpu(ctx, parts, scale, add, y);
+}
+
+void scale_and_cap(Context& ctx, float scale, float cap, const Mat& x) {
   check_dtype(ctx, kCapTypes, x.dtype);
-  dispatch(ctx, cap_on_cpu, cap_on_gpu, cap, x);
+  dispatch(ctx, scale_and_cap_on_cpu, scale_and_cap_on_gpu, scale, cap, x);
 }
 
 }  // namespace turbomind

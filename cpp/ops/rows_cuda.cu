@@ -37,12 +37,18 @@ TM_KERNEL(kThreads, 4) void scaled_add_rows(const TM_GRID_CONSTANT DeviceScaledA
   float* row = p.x + blockIdx.x * p.x_stride;
   const float4 x = load_four(row, c, p.cols);
   const float4 y = load_four(p.y + blockIdx.x * p.y_stride, c, p.cols);
+  const float then = p.factor ? load_constant(p.factor) : 1.0f;
   store_four(row, c, p.cols,
-             make_float4(fma(p.scale, y.x, x.x), fma(p.scale, y.y, x.y), fma(p.scale, y.z, x.z),
-                         fma(p.scale, y.w, x.w)));
+             make_float4(fma(p.scale, y.x, x.x) * then, fma(p.scale, y.y, x.y) * then,
+                         fma(p.scale, y.z, x.z) * then, fma(p.scale, y.w, x.w) * then));
 }
 
-TM_KERNEL(kThreads, 4) void softcap_rows(const TM_GRID_CONSTANT DeviceSoftcap p) {
+TM_DEVICE float scaled_and_capped(float x, const DeviceScaleCap& p) {
+  const float scaled = p.scale * x;
+  return p.cap != 0 ? p.cap * tanh(scaled / p.cap) : scaled;
+}
+
+TM_KERNEL(kThreads, 4) void scale_and_cap_rows(const TM_GRID_CONSTANT DeviceScaleCap p) {
   let_next_start();
   wait_for_previous();
   const int c = blockIdx.y * kColsPerBlock + 4 * threadIdx.x;
@@ -50,8 +56,8 @@ TM_KERNEL(kThreads, 4) void softcap_rows(const TM_GRID_CONSTANT DeviceSoftcap p)
   float* row = p.x + blockIdx.x * p.stride;
   const float4 x = load_four(row, c, p.cols);
   store_four(row, c, p.cols,
-             make_float4(p.cap * tanh(x.x / p.cap), p.cap * tanh(x.y / p.cap),
-                         p.cap * tanh(x.z / p.cap), p.cap * tanh(x.w / p.cap)));
+             make_float4(scaled_and_capped(x.x, p), scaled_and_capped(x.y, p),
+                         scaled_and_capped(x.z, p), scaled_and_capped(x.w, p)));
 }
 
 // Rows may be many more than the 65535 blocks that a grid has in its second direction.
@@ -77,14 +83,15 @@ void scaled_add(StreamHandle stream, const DeviceScaledAdd& a) {
   launch<scaled_add_rows>(stream, grid_of(a.rows, a.cols), kThreads, 0, a);
 }
 
-void softcap(StreamHandle stream, const DeviceSoftcap& s) {
-  if (!(s.cap > 0)) throw_error(ErrorCode::internal, "softcap: got ", s.cap, ", expected above 0");
-  launch<softcap_rows>(stream, grid_of(s.rows, s.cols), kThreads, 0, s);
+void scale_and_cap(StreamHandle stream, const DeviceScaleCap& s) {
+  if (!(s.cap >= 0))
+    throw_error(ErrorCode::internal, "scale_and_cap: cap is ", s.cap, ", expected 0 or more");
+  launch<scale_and_cap_rows>(stream, grid_of(s.rows, s.cols), kThreads, 0, s);
 }
 
 }  // namespace
 
 extern const RowsCuda kRowsCuda;
-const RowsCuda kRowsCuda{gather, scaled_add, softcap};
+const RowsCuda kRowsCuda{gather, scaled_add, scale_and_cap};
 
 }  // namespace turbomind::TM_CUDA_NS

@@ -19,7 +19,8 @@ struct DeviceGather {
   int32_t count = 0;
 };
 
-// x [rows, cols] += scale * y, float32, each a fused multiply-add.
+// x [rows, cols] += scale * y, float32, each a fused multiply-add, then x *= *factor unless that is
+// null.
 struct DeviceScaledAdd {
   float* x = nullptr;
   const float* y = nullptr;
@@ -28,21 +29,23 @@ struct DeviceScaledAdd {
   int32_t rows = 0;
   int32_t cols = 0;
   float scale = 1;
+  const float* factor = nullptr;  // device memory
 };
 
-// x [rows, cols] = cap * tanh(x / cap), in place.
-struct DeviceSoftcap {
+// x [rows, cols] = scale * x, then cap * tanh(x / cap) unless cap is 0; in place.
+struct DeviceScaleCap {
   float* x = nullptr;
   int64_t stride = 0;  // elements
   int32_t rows = 0;
   int32_t cols = 0;
+  float scale = 1;
   float cap = 0;
 };
 
 struct RowsCuda {
   void (*gather)(StreamHandle stream, const DeviceGather& gather);
   void (*scaled_add)(StreamHandle stream, const DeviceScaledAdd& add);
-  void (*softcap)(StreamHandle stream, const DeviceSoftcap& softcap);
+  void (*scale_and_cap)(StreamHandle stream, const DeviceScaleCap& cap);
 };
 
 namespace cuda_emulated {

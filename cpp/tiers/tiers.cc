@@ -117,10 +117,21 @@ void Tiers::record_speeds(const SpeedRecords& records, const StepTime& time) {
 void Tiers::prepare_memory(Model& model) {
   int64_t stored = 0;
   for (const LowerTier* tier : mover_.tiers()) stored = std::max(stored, tier->stats().pages);
-  int64_t bytes = 1;  // of a page in all groups
-  for (const CacheGroup& group : model.groups()) bytes += static_cast<int64_t>(group.page_bytes);
-  const int64_t pages = std::min({stored, kv_.pool(0).total(), kPrepared / bytes});
-  const int64_t piece = std::max<int64_t>(kPreparedPiece / bytes, 1);
+  const auto bytes_of = [this](int64_t pages) {
+    int64_t bytes = 0;
+    for (size_t g = 0; g < kv_.groups(); ++g) {
+      const int group = static_cast<int>(g);
+      bytes += static_cast<int64_t>(kv_.group(group).page_bytes) *
+               std::min(pages, kv_.pool(group).total());
+    }
+    return bytes;
+  };
+  int64_t pages = 0;
+  for (size_t g = 0; g < kv_.groups(); ++g)
+    pages = std::max(pages, kv_.pool(static_cast<int>(g)).total());
+  pages = std::min(stored, pages);
+  const int64_t piece = kPreparedPiece / (bytes_of(1) + 1) + 1;
+  while (pages > 0 && bytes_of(pages) > kPrepared) pages -= std::min(pages, piece);
   if (pages == 0) return;
   try {
     preparing_ = std::thread([this, &model, pages, piece] {

@@ -17,10 +17,6 @@ constexpr double kAloneFactor = 4;
 constexpr int kMostOverlapped = 16;
 constexpr double kForgetLength = 0.9;  // per sequence: expected_growth_ has a memory of about 10
 
-int64_t tail_of_page(const Sequence& seq) {
-  return kPageTokens - seq.written % kPageTokens;
-}
-
 bool forks(const SequenceState& sequence) {
   return sequence.request->generates() && sequence.request->params->n > 1 &&
          sequence.request->sequences.size() == 1;
@@ -205,16 +201,14 @@ bool Scheduler::acquire_next() {
   return true;
 }
 
-// Takes pages for the sequence's next tokens: for all of them, else for those that fit its current
-// page, else none. Returns the number of tokens.
+// Takes pages for the sequence's next tokens: for all of them, else for as many as possible.
+// Returns their number.
 int64_t Scheduler::acquire(SequenceState& sequence, int64_t tokens) {
   Sequence& seq = *sequence.kv;
-  while (!kv_.can_write(seq, tokens)) {
-    if (reclaim(sequence)) continue;
-    if (tokens <= tail_of_page(seq)) return 0;
-    tokens = tail_of_page(seq);
+  while (!kv_.can_write(seq, tokens) && reclaim(sequence)) {
   }
-  kv_.prepare_write(seq, tokens);
+  tokens = kv_.writable_tokens(seq, tokens);
+  if (tokens > 0) kv_.prepare_write(seq, tokens);
   return tokens;
 }
 

@@ -78,6 +78,9 @@ void check_device_limits(const ModelConfig& config, const GpuInfo& gpu) {
   if (!has_weight_format(format, WeightPlace::gpu))
     throw_error(ErrorCode::model, "dtype is ", format, ", expected ",
                 weight_format_names(WeightPlace::gpu), ": a GPU has no kernels for others");
+  for (const auto& [slot, own] : config.slot_formats)
+    throw_error(ErrorCode::model, "weight ", slot, " is ", own, ", expected ", format,
+                ": a GPU has no kernels for quantized weights");
   if (dtype_name(config.kv_dtype) != format)
     throw_error(ErrorCode::model, "kv_dtype is ", dtype_name(config.kv_dtype), ", expected ",
                 format, ", the weights' own, on a GPU");

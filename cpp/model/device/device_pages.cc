@@ -54,9 +54,12 @@ class DevicePages final : public DecoderPages {
     lane->stream.synchronize();
   }
 
-  void allocate_pages(int64_t pages) override {
-    for (Group& group : groups_)
-      group.pages = DeviceBuffer(gpu_.gpu(), static_cast<size_t>(pages) * group.page_bytes);
+  void allocate_pages(const std::vector<int64_t>& pages) override {
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      const int64_t count = pages.empty() ? 0 : pages[g];
+      groups_[g].pages =
+          DeviceBuffer(gpu_.gpu(), static_cast<size_t>(count) * groups_[g].page_bytes);
+    }
   }
   PageView view(int group) const override {
     return {groups_[group].pages.data(), groups_[group].page_bytes};
@@ -179,13 +182,6 @@ class DevicePages final : public DecoderPages {
                              t.count,
                              group.token_bytes};
     (to_page ? write_page_tokens : read_page_tokens)(gpu_.kind(), stream, job);
-  }
-
-  static std::vector<KvLayout> layouts_of(const CachePlan& plan, int group) {
-    std::vector<KvLayout> layouts;
-    for (size_t i = 0; i < plan.layout_of_layer.size(); ++i)
-      if (plan.group_of_layer[i] == group) layouts.push_back(plan.layout_of_layer[i]);
-    return layouts;
   }
 
   // A lane for as long as this lives: there are as many as threads have copied at a time.

@@ -121,7 +121,7 @@ class GpuStepDevice final : public StepDevice, public StepOutputs {
     graphs_.reset();
     sampler_.release();
     logprobs_.release();
-    pages_->allocate_pages(0);
+    pages_->allocate_pages({});
     logits_ = Workspace();
     gpu_.release();
     return true;

@@ -43,7 +43,7 @@ inline const char* path_name(LinearPath path) {
 
 // One set of operands of a product of m rows.
 inline DeviceProduct take_product(Arena& arena, const ProductShape& s, int64_t m) {
-  const bool gated = s.epilogue == Epilogue::silu_mul;
+  const bool gated = is_gated(s.epilogue);
   DeviceProduct p;
   p.k_padded = static_cast<int32_t>(round_up(s.k, 32));
   p.m = static_cast<int32_t>(m);
@@ -61,7 +61,7 @@ inline DeviceProduct take_product(Arena& arena, const ProductShape& s, int64_t m
 
 // Calls it like the decoder; `deterministic`: without cuBLASLt.
 inline void bench_product(Bench& b, const ProductShape& s, int64_t m, bool deterministic) {
-  const bool gated = s.epilogue == Epilogue::silu_mul;
+  const bool gated = is_gated(s.epilogue);
   DeviceLinear l = device_linear(b.gpu, gated ? m : 0, s.n);
   l.deterministic = l.deterministic || deterministic;
   const LinearPath path =

@@ -116,10 +116,11 @@ inline void bench_elementwise(Bench& b, int rows, int cols) {
   bench_sets(
       b, {"softcap", "", {{"rows", rows}, {"cols", cols}}, ""}, {8 * values, values},
       [&] {
-        return DeviceSoftcap{b.arena.take<float>(int64_t{rows} * cols), cols, rows, cols, 30.0f};
+        return DeviceScaleCap{
+            b.arena.take<float>(int64_t{rows} * cols), cols, rows, cols, 1.0f, 30.0f};
       },
-      [&](const DeviceSoftcap& set) {
-        bench_rows_kernels(b.gpu.kind()).softcap(b.gpu.handle(), set);
+      [&](const DeviceScaleCap& set) {
+        bench_rows_kernels(b.gpu.kind()).scale_and_cap(b.gpu.handle(), set);
       });
 }
 

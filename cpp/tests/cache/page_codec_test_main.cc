@@ -108,6 +108,61 @@ void test_shapes() {
   }
 }
 
+// The layouts of a rank that has `heads` of each layer from `first` on.
+std::vector<KvLayout> of_rank(std::vector<KvLayout> layers, int first, int heads, bool reads,
+                              size_t* size) {
+  *size = 0;
+  for (KvLayout& layout : layers) {
+    layout.slice = {first, layout.kv_heads, reads};
+    layout.kv_heads = heads;
+    layout.offset = *size;
+    *size += layout.layer_bytes();
+  }
+  return layers;
+}
+
+// Ranks write their heads of one payload and read them back into one, also where two ranks have the
+// same head.
+void check_ranks(DType dtype, int heads, int ranks, int count, int stored) {
+  size_t whole_size;
+  const auto layers = make_layers(dtype, {{heads, 40, 24}, {heads, 64, 64}}, &whole_size);
+  const PageCodec whole(layers);
+  const Bytes payload = random_bytes(whole.bytes(stored), heads * 100 + ranks);
+  Bytes page(whole_size), want(whole.bytes(count)), got(want.size(), 0xA5);
+  whole.write(page.data(), count, payload.data(), stored);
+  whole.read(page.data(), count, want.data());
+  for (int r = 0; r < ranks; ++r) {
+    const int first = r * heads / ranks, own = std::max(1, heads / ranks);
+    const bool reads = r == 0 || first != (r - 1) * heads / ranks;
+    size_t size;
+    const auto part = of_rank(layers, first, own, reads, &size);
+    const PageCodec codec(part);
+    CHECK(codec.bytes(count) == whole.bytes(count));
+    Bytes written(size, 0xA5);
+    codec.write(written.data(), count, payload.data(), stored);
+    for (size_t i = 0; i < layers.size(); ++i)
+      for (int h = 0; h < own; ++h) {
+        CHECK(std::memcmp(&written[part[i].k_offset(h)], &page[layers[i].k_offset(first + h)],
+                          part[i].k_head_bytes()) == 0);
+        CHECK(std::memcmp(&written[part[i].v_offset(h)], &page[layers[i].v_offset(first + h)],
+                          part[i].v_head_bytes()) == 0);
+      }
+    const Bytes before = got;
+    codec.read(written.data(), count, got.data());
+    CHECK(reads || got == before);
+  }
+  CHECK(got == want);
+}
+
+void test_heads_of_ranks() {
+  for (DType dtype : {DType::f32, DType::bf16}) {
+    check_ranks(dtype, 4, 2, 64, 64);
+    check_ranks(dtype, 4, 4, 17, 64);
+    check_ranks(dtype, 2, 4, 63, 63);
+    check_ranks(dtype, 1, 2, 1, 30);
+  }
+}
+
 void test_errors() {
   size_t size;
   const PageCodec codec(make_layers(DType::bf16, {{1, 64, 64}}, &size));
@@ -135,7 +190,7 @@ struct Subject {
     DecoderBuilder builder(fuzz::tiny_config(kv), isa, 1);
     builder.fill_dummy(7);
     model = builder.finish(false);
-    model->pages().allocate_pages(8);
+    model->pages().allocate_pages(std::vector<int64_t>(model->groups().size(), 8));
     tables.assign(model->groups().size(), {first_page, first_page + 1});
   }
 
@@ -261,6 +316,7 @@ int main(int argc, char** argv) {
   return turbomind::run_cases(argc, argv,
                               {
                                   TM_CASE(turbomind::test_shapes),
+                                  TM_CASE(turbomind::test_heads_of_ranks),
                                   TM_CASE(turbomind::test_errors),
                                   TM_CASE(turbomind::test_decoder),
                               });

@@ -1,9 +1,7 @@
 // The thread pool: every piece once, errors of workers, and when workers sleep.
 #include "core/thread_pool.h"
 
-#include <algorithm>
 #include <chrono>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -61,73 +59,57 @@ void count_sleep() {
   sleeps.fetch_add(1);
 }
 // Waits until `count` workers in all have begun to sleep.
-bool sleeps_reach(int count) {
-  for (int i = 0; i < 5000 && sleeps.load() < count; ++i)
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  return sleeps.load() == count;
+void wait_for_sleeps(int count) {
+  while (sleeps.load() < count) std::this_thread::yield();
 }
 
 void test_workers_release_their_tiles_before_they_sleep() {
   sleeps = 0;
   ThreadPool pool(3, count_sleep);
-  CHECK(sleeps_reach(2), "%d of 2 workers sleep", sleeps.load());
+  wait_for_sleeps(2);  // a worker that spins for ever fails the test by its time limit
   pool.run([](int) {});
-  CHECK(sleeps_reach(4), "%d sleeps, expected 4", sleeps.load());
+  wait_for_sleeps(4);
+  CHECK(sleeps == 4, "%d sleeps, expected 4", sleeps.load());
+  ThreadPool alone(1, count_sleep);
+  {
+    const ThreadPool::Step step(alone);
+  }
+  CHECK(sleeps == 5, "the caller keeps its tiles after a step");
   CHECK(before_sleep(Isa::amx) == release_tiles);
   CHECK(before_sleep(Isa::avx512_bf16) == nullptr && before_sleep(Isa::amx_emulated) == nullptr);
 }
 
-void wait(microseconds time) {
-  const auto end = std::chrono::steady_clock::now() + time;
-  while (std::chrono::steady_clock::now() < end) std::this_thread::yield();
-}
-// How often workers slept in 100 tries of a few calls, which start `gap` after the last one's end.
-struct Sleeps {
-  int fewest = 1 << 20, all = 0;  // of a try, of all
-};
-Sleeps sleeps_between_calls(ThreadPool& pool, bool open, microseconds gap) {
-  Sleeps found;
-  for (int i = 0; i < 100; ++i) {
-    std::optional<ThreadPool::Step> step;
-    if (open) step.emplace(pool);
-    pool.run([](int) {});
-    const int before = sleeps;
-    for (int j = 0; j < 3; ++j) {
-      wait(gap);
-      pool.run([](int) {});
-    }
-    found.fewest = std::min(found.fewest, sleeps - before);
-    found.all += sleeps - before;
-  }
-  return found;
+void test_threads_spin_longer_in_an_open_step() {
+  const microseconds short_wait(19), long_wait(999);
+  SpinRule rule{.cpus = 2, .threads = 2, .threads_in_steps = 0, .in_step = false};
+  CHECK(rule.spins(short_wait) && !rule.spins(microseconds(20)) && !rule.spins(long_wait));
+  rule.in_step = true;
+  rule.threads_in_steps = 2;
+  CHECK(rule.spins(short_wait) && rule.spins(long_wait) && !rule.spins(microseconds(1000)));
 }
 
-// A busy machine may hold up a worker for longer than it spins, but not in every try; and a worker
-// that does not spin sleeps in most of 300 gaps.
-constexpr int kSome = 30;
+void test_threads_do_not_spin_where_cpus_are_short() {
+  SpinRule rule{.cpus = 2, .threads = 3, .threads_in_steps = 3, .in_step = true};
+  CHECK(!rule.spins(microseconds(0)), "3 threads spin on 2 CPUs");
+  rule.threads = 2;  // of 4 in two pools
+  rule.threads_in_steps = 4;
+  CHECK(!rule.spins(microseconds(0)), "two pools of 2 threads spin on 2 CPUs");
+  rule.in_step = false;  // of the second pool, while the first one computes
+  rule.threads_in_steps = 2;
+  CHECK(rule.spins(microseconds(0)));
+}
 
-void test_workers_spin_while_a_step_is_open() {
-  if (std::thread::hardware_concurrency() < 2) return;
-  ThreadPool pool(2, count_sleep);
-  const microseconds gap(100);
-  CHECK(sleeps_between_calls(pool, true, gap).fewest == 0, "a worker slept in every step");
-  CHECK(sleeps_between_calls(pool, false, gap).all > kSome, "a worker spins between steps");
-  const int before = sleeps;
+void test_a_pool_follows_the_open_steps() {
+  ThreadPool one(2), other(3);
+  CHECK(one.spin_rule().cpus >= 1 && one.spin_rule().threads == 2);
+  CHECK(!one.spin_rule().in_step && one.spin_rule().threads_in_steps == 0);
   {
-    const ThreadPool::Step step(pool);
+    const ThreadPool::Step first(one);
+    CHECK(one.spin_rule().in_step && !other.spin_rule().in_step);
+    const ThreadPool::Step second(other);
+    CHECK(other.spin_rule().in_step && one.spin_rule().threads_in_steps == 5);
   }
-  CHECK(sleeps > before, "the caller keeps its tiles");
-}
-
-void test_workers_do_not_spin_where_cpus_are_short() {
-  const int cpus = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  const microseconds gap(10);
-  ThreadPool large(cpus + 1, count_sleep);
-  CHECK(sleeps_between_calls(large, true, gap).all > kSome, "%d threads spin", cpus + 1);
-  if (cpus < 2) return;
-  ThreadPool one(cpus), other(cpus, count_sleep);
-  const ThreadPool::Step step(one);
-  CHECK(sleeps_between_calls(other, true, gap).all > kSome, "two pools spin at once");
+  CHECK(!one.spin_rule().in_step && other.spin_rule().threads_in_steps == 0);
 }
 
 }  // namespace
@@ -139,6 +121,7 @@ int main(int argc, char** argv) {
       argc, argv,
       {TM_CASE(test_every_piece_once_and_errors), TM_CASE(test_every_piece_of_ranges_once),
        TM_CASE(test_workers_release_their_tiles_before_they_sleep),
-       TM_CASE(test_workers_spin_while_a_step_is_open),
-       TM_CASE(test_workers_do_not_spin_where_cpus_are_short)});
+       TM_CASE(test_threads_spin_longer_in_an_open_step),
+       TM_CASE(test_threads_do_not_spin_where_cpus_are_short),
+       TM_CASE(test_a_pool_follows_the_open_steps)});
 }

@@ -70,7 +70,7 @@ void check_traffic(const DeviceProduct& p, bool gated) {
 // The real library may refuse a product whose rows or columns do not start at multiples of 16
 // bytes. It takes all others.
 bool may_refuse(const DeviceProduct& p) {
-  const bool aligned = p.n % 8 == 0 && (p.epilogue == Epilogue::silu_mul || p.y_stride % 8 == 0);
+  const bool aligned = p.n % 8 == 0 && (is_gated(p.epilogue) || p.y_stride % 8 == 0);
   return real != nullptr && !aligned;
 }
 

@@ -49,6 +49,8 @@ inline void check_balance(Engine& engine) {
   engine.evict();
   s = engine.stats();
   check(s.pages_free == s.pages_total, "every page to be free after evict()");
+  for (const GroupStats& group : s.groups)
+    check(group.free == group.total && group.out_of_reach == 0, "every page of a group to be free");
 }
 
 // A step that throws ends the requests in it and no others.

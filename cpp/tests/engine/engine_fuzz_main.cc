@@ -3,7 +3,7 @@
 // balance. The scripted model also runs the checks of single rules, the asynchronous one those of
 // overlapped steps.
 //
-//   engine_fuzz [mixes] [--seed first] [--model scripted|async|decoder]
+//   engine_fuzz [mixes] [--seed first] [--model scripted|async|decoder|group]
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -14,6 +14,7 @@
 #include "tests/engine/engine_checks.h"
 #include "tests/engine/engine_overlap_checks.h"
 #include "tests/engine/engine_tier_checks.h"
+#include "tests/engine/engine_window_checks.h"
 #include "tests/engine/fuzz_client.h"
 #include "tests/engine/fuzz_mix.h"
 
@@ -99,6 +100,7 @@ void check_rules(uint64_t seed) {
   check_unsaved();
   check_removal();
   check_many_sessions();
+  check_windows();
   Random random(seed);
   check_preemption(random);
   for (const bool cancels : {false, true})
@@ -115,7 +117,7 @@ void run_mix(uint64_t seed, Kind kind) {
   std::vector<std::vector<Tokens>> closed(random.in(1, 4));
   run_clients(mix, random, closed);
   if (mix.make_tiers) {
-    if (kind != Kind::decoder && random.one_in(2)) {
+    if (!is_decoder(kind) && random.one_in(2)) {
       mix.script.numerics = "scripted/2";
       mix.make_model = [script = mix.script] { return make_scripted(script); };
     }
@@ -139,7 +141,10 @@ int main(int argc, char** argv) {
       first = std::strtoull(argv[++i], nullptr, 10);
     } else if (arg == "--model" && i + 1 < argc) {
       const std::string name = argv[++i];
-      kind = name == "decoder" ? Kind::decoder : name == "async" ? Kind::async : Kind::scripted;
+      kind = name == "decoder" ? Kind::decoder
+             : name == "group" ? Kind::group
+             : name == "async" ? Kind::async
+                               : Kind::scripted;
     } else {
       mixes = std::strtol(arg.c_str(), nullptr, 10);
     }

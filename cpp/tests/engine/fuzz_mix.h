@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -15,6 +16,7 @@
 
 #include "engine/make_tiers.h"
 #include "model/decoder.h"
+#include "model/parallel/rank_exchange.h"
 #include "tests/engine/async_model.h"
 #include "tests/engine/engine_checks.h"
 #include "tests/engine/fuzz_reference.h"
@@ -34,6 +36,8 @@ struct Mix {
   std::function<TierPtrs(const Model&)> make_tiers;  // lower tiers; empty: none
   std::function<void(Random&)> trouble;              // run between two engines; empty: none
   std::function<std::unique_ptr<Reference>()> make_reference;
+  // Of a group: one of so many exchanges fails, once the engine is open; 0: none.
+  std::shared_ptr<std::atomic<int>> failing = std::make_shared<std::atomic<int>>(0);
 };
 
 inline ModelConfig tiny_config(DType kv_dtype) {
@@ -57,8 +61,8 @@ inline ModelConfig tiny_config(DType kv_dtype) {
   return config;
 }
 
-inline std::unique_ptr<Model> tiny_decoder(DType kv_dtype, int threads) {
-  DecoderBuilder builder(tiny_config(kv_dtype), resolve_isa("auto"), threads);
+inline std::unique_ptr<Model> tiny_decoder(DType kv_dtype, int threads, int ranks = 1) {
+  DecoderBuilder builder(tiny_config(kv_dtype), resolve_isa("auto"), threads, nullptr, ranks);
   builder.fill_dummy(5);
   return builder.finish(true);
 }
@@ -129,11 +133,31 @@ inline void add_tiers(Mix& mix, Random& random) {
 inline std::unique_ptr<Engine> make_engine(const Mix& mix) {
   auto model = mix.make_model();
   TierPtrs tiers = mix.make_tiers ? mix.make_tiers(*model) : TierPtrs{};
-  return std::make_unique<Engine>(mix.options, std::move(model), std::move(tiers));
+  mix.failing->store(0);  // while it measures its first steps
+  auto engine = std::make_unique<Engine>(mix.options, std::move(model), std::move(tiers));
+  mix.failing->store(mix.script.fail_submit);
+  return engine;
 }
 
-// The model that the engines of a mix run.
-enum class Kind { scripted, async, decoder };
+// The model that the engines of a mix run; `group`: a decoder cut over ranks.
+enum class Kind { scripted, async, decoder, group };
+
+constexpr bool is_decoder(Kind kind) {
+  return kind == Kind::decoder || kind == Kind::group;
+}
+
+// A group in which a rank fails, in one of *failing exchanges on average.
+inline std::unique_ptr<Model> failing_group(DType kv_dtype, int threads, int ranks,
+                                            std::shared_ptr<std::atomic<int>> failing) {
+  RankExchange::test_hook = [failing, count = std::make_shared<std::atomic<uint64_t>>(0)](int) {
+    const int every = failing->load();
+    const uint64_t number = count->fetch_add(1) * 0x9E3779B97F4A7C15u;
+    if (every > 0 && (number >> 32) % every == 0) throw_error(ErrorCode::model, "a rank fails");
+  };
+  auto model = tiny_decoder(kv_dtype, threads, ranks);
+  RankExchange::test_hook = nullptr;
+  return model;
+}
 
 inline std::unique_ptr<Model> make_scripted(const scripted::Options& script) {
   if (script.asynchronous) return std::make_unique<scripted::AsyncModel>(script);
@@ -156,18 +180,22 @@ inline Mix make_mix(Random& random, Kind kind) {
     for (int64_t n = random.in(1, mix.longest_prompt); n > 0; --n)
       opening.push_back(static_cast<int32_t>(random.in(0, 49)));
   }
-  if (kind == Kind::decoder) {
+  if (is_decoder(kind)) {
     const DType kv = random.pick({DType::f32, DType::bf16, DType::f16});
-    mix.make_model = [kv, threads = static_cast<int>(random.in(1, 2))] {
-      return tiny_decoder(kv, threads);
+    const int threads = static_cast<int>(random.in(1, 2));
+    const int ranks = kind == Kind::group ? random.pick({2, 2, 4}) : 1;
+    const int fail = kind == Kind::group ? random.pick({0, 0, 300}) : 0;
+    mix.script.fail_submit = fail;  // steps may fail
+    mix.make_model = [kv, threads, ranks, failing = mix.failing] {
+      return failing_group(kv, threads, ranks, failing);
     };
-    mix.make_reference = [kv]() -> std::unique_ptr<Reference> {
+    mix.make_reference = [kv, ranks]() -> std::unique_ptr<Reference> {
       EngineOptions solo;
       solo.cache_pages = 64;
       solo.max_batch_size = 1;
       solo.prefix_reuse = false;
       return std::make_unique<SoloEngineReference>(
-          std::make_shared<Engine>(solo, tiny_decoder(kv, 1)));
+          std::make_shared<Engine>(solo, tiny_decoder(kv, 1, ranks)));
     };
     if (!random.one_in(3)) add_tiers(mix, random);
     return mix;
@@ -175,7 +203,7 @@ inline Mix make_mix(Random& random, Kind kind) {
   mix.script.page_batch = random.pick({1, 1, 3, 8});
   using Windows = std::vector<int>;
   mix.script.windows = random.pick<Windows>(
-      {{0}, {0}, {0, 70}, {0, 1}, {100}, {2, 0}, {0, 64, 130}, {65, 128}, {400, 0}});
+      {{0}, {0}, {0, 70}, {0, 1}, {100}, {130}, {2, 0}, {0, 64, 130}, {65, 128}, {400, 0}});
   mix.script.layers = random.pick({0, 3});
   mix.script.layer_us = random.pick({0, 0, 50});
   mix.script.poison = 55;

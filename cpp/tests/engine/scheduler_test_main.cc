@@ -1,4 +1,5 @@
 // The scheduler on its own, with step times that follow from the size of a step alone.
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <memory>
@@ -7,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "cache/pool_sizes.h"
 #include "engine/idle_handles.h"
 #include "engine/page_memory_of.h"
 #include "engine/step/scheduler.h"
@@ -31,9 +33,10 @@ struct Job {
 class Simulation {
  public:
   Simulation(double step_ms, int max_batch_size, bool asynchronous = false, int chunk = 0,
-             bool prefix_reuse = false)
-      : model_(scripted::Options{}),
-        kv_(page_memory_of(model_), kPages, prefix_reuse),
+             bool prefix_reuse = false, std::vector<int> windows = {0},
+             std::vector<int64_t> pages = {kPages})
+      : model_(script(std::move(windows))),
+        kv_(page_memory_of(model_), pages, prefix_reuse),
         scheduler_(
             kv_, options(step_ms, max_batch_size, chunk), [] { return false; }, nullptr,
             asynchronous) {
@@ -92,6 +95,20 @@ class Simulation {
     return shares;
   }
   Job& job(size_t i) { return *jobs_[i]; }
+  int64_t preemptions() const { return scheduler_.preemptions(); }
+
+  // Checks the references of all pages, and that windows hold what their next query reaches.
+  void check_pages() {
+    std::vector<const Sequence*> sequences;
+    for (auto& job : jobs_) {
+      sequences.push_back(&job->seq());
+      for (size_t g = 0; g < kv_.groups(); ++g)
+        check(job->seq().first_held[g] <=
+                  kv_.first_reachable(static_cast<int>(g), job->seq().written),
+              "a window to be held");
+    }
+    if (!planned_next_) kv_.check(sequences);
+  }
 
   int64_t steps_overlapped = 0;
   bool learns = true;  // what steps take
@@ -106,6 +123,12 @@ class Simulation {
 
  private:
   static constexpr int kPages = 1700;
+
+  static scripted::Options script(std::vector<int> windows) {
+    scripted::Options options;
+    options.windows = std::move(windows);
+    return options;
+  }
 
   static EngineOptions options(double step_ms, int max_batch_size, int chunk) {
     EngineOptions options;
@@ -379,6 +402,39 @@ void check_overlapped() {
   }
 }
 
+// With fewer pages for windows than its sequences need, the first one gets what it needs and the
+// others follow; with as many as an engine allocates, none is preempted and no chunk is cut.
+void check_pages_of_windows() {
+  constexpr int kWindow = 200, kRows = 4, kChunk = 512;
+  const int64_t least = pages_of_window(kWindow) + 1;
+  const int64_t enough = kRows * pages_of_window(kWindow) + 2 * kChunk / kPageTokens;
+  for (const bool prefix_reuse : {false, true})
+    for (const bool follow : {false, true})
+      for (const int64_t pages : {least, least + 3, enough}) {
+        Simulation simulation(1000, kRows, follow, kChunk, prefix_reuse, {kWindow, 0},
+                              {pages, 1700});
+        std::vector<Job*> jobs;
+        for (int i = 0; i < kRows; ++i)
+          jobs.push_back(&simulation.add(kStranger, 3000 - 500 * i, 10 + i));
+        int64_t most = 0;
+        for (int steps = 0; !jobs.empty(); ++steps) {
+          check(steps < 3000, "all to be done by now");
+          const bool ends = std::any_of(jobs.begin(), jobs.end(),
+                                        [](const Job* job) { return job->produced >= 98; });
+          most = std::max(most, simulation.step(follow && !ends));
+          simulation.check_pages();
+          std::erase_if(jobs, [&](Job* job) {
+            if (job->produced < 100) return false;
+            simulation.drop(*job);
+            return true;
+          });
+        }
+        if (pages < enough) continue;
+        check(simulation.preemptions() == 0, "no preemption");
+        check(most >= kChunk, "whole chunks, got " + std::to_string(most));
+      }
+}
+
 // Idle handles come by retention priority and then by last use, also after both have changed.
 void check_idle_handles() {
   IdleHandles idle;
@@ -444,6 +500,7 @@ int main(int argc, char** argv) {
                                   TM_CASE(turbomind::fuzz::check_equal_prompts),
                                   TM_CASE(turbomind::fuzz::check_lone_prompt),
                                   TM_CASE(turbomind::fuzz::check_cached_first),
+                                  TM_CASE(turbomind::fuzz::check_pages_of_windows),
                                   TM_CASE(turbomind::fuzz::check_idle_handles),
                                   TM_CASE(turbomind::fuzz::check_page_loads),
                                   TM_CASE(turbomind::fuzz::check_overlapped),

@@ -172,10 +172,11 @@ class ScriptedModel : public Model, public PageIo {
   Context& context() override { return context_; }
   PageIo& pages() override { return *this; }
 
-  void allocate_pages(int64_t pages) override {
-    // Pages start as garbage.
-    memory_.assign(groups_.size(), std::vector<Slot>(pages * kPageTokens, Slot{-7, -7, 6}));
-    writer_.assign(groups_.size(), std::vector<int>(pages, -1));
+  void allocate_pages(const std::vector<int64_t>& pages) override {
+    for (const int64_t count : pages) {  // pages start as garbage
+      memory_.emplace_back(count * kPageTokens, Slot{-7, -7, 6});
+      writer_.emplace_back(count, -1);
+    }
   }
   void copy_page(int group, int32_t src, int32_t dst) override {
     std::copy_n(slots(group, src), kPageTokens, slots(group, dst));

@@ -75,7 +75,7 @@ struct Case {
   int m = 1, n = 16, k = 32;
   Epilogue epilogue = Epilogue::store;
   bool y_16bit = false, bias = false, addend = false;
-  int cut = 0;  // columns of y less than n / 2, for silu_mul
+  int cut = 0;  // columns of y less than n / 2, where gated
 
   std::string text() const {
     return std::string(dtype_name(dtype)) + " m " + std::to_string(m) + " n " + std::to_string(n) +
@@ -83,7 +83,7 @@ struct Case {
            (y_16bit ? " y 16 bit" : "") + (bias ? " bias" : "") + (addend ? " addend" : "") +
            (cut ? " cut" : "");
   }
-  bool gated() const { return epilogue == Epilogue::silu_mul; }
+  bool gated() const { return is_gated(epilogue); }
   int y_cols() const { return gated() ? n / 2 - cut : n; }
 };
 
@@ -207,6 +207,19 @@ struct Expected {
   double value, bound;
 };
 
+// What a gated epilogue makes of an up, and its activation of a gate, as published.
+inline double up_term(Epilogue epilogue, double up) {
+  return epilogue == Epilogue::swiglu_mul ? std::clamp(up, -7.0, 7.0) + 1 : up;
+}
+inline double activated(Epilogue epilogue, double gate) {
+  if (epilogue == Epilogue::silu_mul) return gate / (1 + std::exp(-gate));
+  if (epilogue == Epilogue::swiglu_mul) {
+    gate = std::min(gate, 7.0);
+    return gate / (1 + std::exp(-1.702 * gate));
+  }
+  return 0.5 * gate * (1 + std::tanh(std::sqrt(2 / M_PI) * (gate + 0.044715 * gate * gate * gate)));
+}
+
 // `sum_error`: relative, of a sum that is rounded on the way.
 inline Expected expected(const Problem& p, int r, int j, double sum_error) {
   const Case& c = p.c;
@@ -217,8 +230,8 @@ inline Expected expected(const Problem& p, int r, int j, double sum_error) {
     return {want, 2e-6 * p.magnitudes[at(j)] + y_eps * std::fabs(want)};
   }
   const int col = j / 16 * 32 + j % 16;
-  const double gate = p.sums[at(col)], up = p.sums[at(col + 16)];
-  const double want = gate / (1 + std::exp(-gate)) * up;
+  const double gate = p.sums[at(col)], up = up_term(c.epilogue, p.sums[at(col + 16)]);
+  const double want = activated(c.epilogue, gate) * up;
   const double gate_error = 2e-6 * p.magnitudes[at(col)] + sum_error * std::fabs(p.raw[at(col)]);
   const double up_error =
       2e-6 * p.magnitudes[at(col + 16)] + sum_error * std::fabs(p.raw[at(col + 16)]);
@@ -256,7 +269,8 @@ constexpr int kEvery = 1;
 
 inline std::vector<Case> cases() {
   const int shapes[][2] = {{1, 1}, {40, 33}, {97, 129}, {160, 290}, {67, 1090}};
-  const Epilogue epilogues[] = {Epilogue::store, Epilogue::add, Epilogue::silu_mul};
+  const Epilogue epilogues[] = {Epilogue::store, Epilogue::silu_mul, Epilogue::add,
+                                Epilogue::gelu_mul, Epilogue::swiglu_mul};
   std::vector<Case> all;
   int turn = 0;
   for (const int m : {1, 2, 7, 15, 16, 17, 33, 64, 128, 200}) {
@@ -267,7 +281,7 @@ inline std::vector<Case> cases() {
       c.m = m;
       c.n = shape[0];
       c.k = shape[1];
-      c.epilogue = epilogues[turn / 2 % 3];
+      c.epilogue = epilogues[turn / 2 % 5];
       c.y_16bit = c.epilogue != Epilogue::add && turn / 3 % 2;
       c.bias = turn / 5 % 2;
       c.addend = turn / 7 % 2;

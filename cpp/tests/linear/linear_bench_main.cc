@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "ops/embedding.h"
 #include "ops/linear.h"
 #include "tests/check.h"
+#include "tests/linear/random_codes.h"
 
 namespace turbomind {
 namespace {
@@ -44,6 +46,18 @@ float get(const void* data, DType t, int64_t i) {
   if (t == DType::f32) return static_cast<const float*>(data)[i];
   const uint16_t h = static_cast<const uint16_t*>(data)[i];
   return t == DType::f16 ? f16_to_f32(h) : bf16_to_f32(h);
+}
+
+// Rounds each group of a row as products with codes round x: the largest magnitude is 127.
+void round_to_int8(float* row, int64_t k, int64_t group) {
+  for (int64_t begin = 0; begin < k; begin += group) {
+    const int64_t end = std::min(k, begin + group);
+    float largest = 0;
+    for (int64_t i = begin; i < end; ++i) largest = std::max(largest, std::fabs(row[i]));
+    const float scale = largest / 127, inverse = 127 / largest;
+    for (int64_t i = begin; i < end && scale > 0; ++i)
+      row[i] = std::rint(row[i] * inverse) * scale + 0.0f;
+  }
 }
 
 // Owns a matrix whose rows are padded with `pad`.
@@ -82,6 +96,7 @@ struct Problem {
   std::vector<uint8_t> source;    // [n, k], unaligned like a checkpoint's tensor
   std::vector<float> w, x, bias;  // as multiplied: rounded
   Owned x_mat, addend;
+  std::unique_ptr<RandomCodes> codes;  // in place of the source
   HugeBuffer packed;
   LinearWeight weight;
 
@@ -99,6 +114,7 @@ struct Problem {
       put(aligned.data(), c.source, i, v);
       w[i] = round_to(v, format.source_dtype());
     }
+
     std::memcpy(source.data() + 1, aligned.data(), aligned.size() - 1);
     x.resize(c.m * c.k);
     for (size_t i = 0; i < x.size(); ++i) {
@@ -109,13 +125,35 @@ struct Problem {
     bias.resize(c.n);
     for (float& b : bias) b = normal(rng);
     for (int64_t i = 0; i < c.m * c.n; ++i) addend.set(i / c.n, i % c.n, normal(rng));
-    pack(format, pool);
+    if (const CodeLayout* layout = layout_of(c.format)) {
+      codes = std::make_unique<RandomCodes>(*layout, c.n, c.k, rng);
+      pack(format, pool);
+      take_values(*layout);
+    } else {
+      pack(format, pool);
+    }
+  }
+  // What the kernels make of codes: tests in Python compare unpack_row with other libraries.
+  void take_values(const CodeLayout& layout) {
+    for (int64_t j = 0; j < c.n; ++j) weight.format->unpack_row(weight, j, w.data() + j * c.k);
+    std::vector<float> row(c.k);
+    const std::vector<int32_t>& order = codes->columns;
+    for (int64_t r = 0; r < c.m; ++r) {
+      float* values = x.data() + r * c.k;
+      for (int64_t i = 0; i < c.k; ++i) row[i] = values[order.empty() ? i : order[i]];
+      round_to_int8(row.data(), c.k, layout.x_group());
+      for (int64_t i = 0; i < c.k; ++i) values[order.empty() ? i : order[i]] = row[i];
+    }
   }
   // In two segments, the second starting inside a panel and inside the source.
   void pack(const WeightFormat& format, ThreadPool& pool) {
     const int64_t half = c.n / 3;
-    const std::vector<RowSegment> segments = {{source.data() + 1, c.source, 0, half, c.k},
-                                              {source.data() + 1, c.source, half, c.n - half, c.k}};
+    const CodeRows* rows = codes ? &codes->rows : nullptr;
+    const void* data = codes ? nullptr : source.data() + 1;
+    const std::vector<RowSegment> segments = {
+        {data, c.source, 0, half, c.k, nullptr, rows},
+        {data, c.source, half, c.n - half, c.k, nullptr, rows}};
+    format.check(segments, c.k);
     packed = HugeBuffer(format.packed_bytes(c.n, c.k));
     std::memset(packed.data(), 0xff, packed.size());
     format.pack(pool, segments, c.n, c.k, packed.data());
@@ -135,7 +173,7 @@ struct Problem {
     if (c.addend) sum += addend.at(r, j);
     return sum;
   }
-  int64_t y_cols() const { return c.epilogue == Epilogue::silu_mul ? c.n / 2 : c.n; }
+  int64_t y_cols() const { return is_gated(c.epilogue) ? c.n / 2 : c.n; }
   // Rows [begin, end) of the product.
   Owned run(Isa isa, ThreadPool& pool, int64_t begin, int64_t end, TileOrder order = {}) {
     Profiler profiler;
@@ -153,22 +191,36 @@ struct Problem {
   }
 };
 
+// What a gated epilogue makes of an up, and its activation of a gate, as published.
+double up_term(Epilogue epilogue, double up) {
+  return epilogue == Epilogue::swiglu_mul ? std::clamp(up, -7.0, 7.0) + 1 : up;
+}
+double activated(Epilogue epilogue, double gate) {
+  if (epilogue == Epilogue::silu_mul) return gate / (1 + std::exp(-gate));
+  if (epilogue == Epilogue::swiglu_mul) {
+    gate = std::min(gate, 7.0);
+    return gate / (1 + std::exp(-1.702 * gate));
+  }
+  return 0.5 * gate * (1 + std::tanh(std::sqrt(2 / M_PI) * (gate + 0.044715 * gate * gate * gate)));
+}
+
 void check_values(const Problem& p, const Owned& y, Isa isa) {
   const Case& c = p.c;
   const double y_eps = c.y_dtype == DType::bf16 ? 1.0 / 256 : 1e-6;
   for (int64_t r = 0; r < c.m; ++r) {
     for (int64_t j = 0; j < p.y_cols(); ++j) {
       double magnitude = 1, want;
-      if (c.epilogue == Epilogue::silu_mul) {
+      if (is_gated(c.epilogue)) {
         const int64_t at = j / 16 * 32 + j % 16;
-        const double gate = p.linear_at(r, at, magnitude), up = p.linear_at(r, at + 16, magnitude);
-        want = gate / (1 + std::exp(-gate)) * up;
+        const double gate = p.linear_at(r, at, magnitude),
+                     up = up_term(c.epilogue, p.linear_at(r, at + 16, magnitude));
+        want = activated(c.epilogue, gate) * up;
         magnitude *= 1 + std::max(std::fabs(gate), std::fabs(up));
       } else {
         want = p.linear_at(r, j, magnitude) + (c.epilogue == Epilogue::add ? 0.25 : 0);
       }
       const double error = std::fabs(y.at(r, j) - want);
-      const double bound = 2e-6 * magnitude + y_eps * std::fabs(want);
+      const double bound = (p.codes ? 1e-5 : 2e-6) * magnitude + y_eps * std::fabs(want);
       if (!(error <= bound)) {
         return expect(false, c.text(isa) + " at " + std::to_string(r) + "," + std::to_string(j) +
                                  ": " + std::to_string(y.at(r, j)) + " not " +
@@ -233,6 +285,48 @@ void check_orders(Isa isa) {
   }
 }
 
+// A matrix of parts has the bits of a product with each of them, and their rows.
+void check_parts(Isa isa) {
+  ThreadPool two(2);
+  const std::pair<int64_t, const char*> parts[] = {
+      {20, "int8"}, {33, "int4-g128-bfloat16-minimum"}, {7, "bfloat16"}};
+  FormatParts formats;
+  for (const auto& [rows, name] : parts) formats.push_back({rows, &weight_format(name)});
+  Case c;
+  c.m = 9, c.n = 60, c.k = 300, c.bias = c.addend = true;
+  c.format = parts_format(formats).name();
+  Problem whole(c, isa, two, 7);
+  const Owned y = whole.run(isa, two, 0, c.m);
+  int64_t first = 0;
+  for (const auto& [rows, name] : parts) {
+    Case own = c;
+    own.format = name;
+    Problem alone(own, isa, two, 7);  // the same source
+    const RowSegment segment = {whole.source.data() + 1, c.source, first, rows, c.k};
+    alone.packed = HugeBuffer(formats[0].second->packed_bytes(c.n, c.k) * 4);
+    alone.weight.format->pack(two, {segment}, rows, c.k, alone.packed.data());
+    alone.weight.data = alone.packed.data();
+    alone.weight.n = alone.c.n = rows;
+    alone.bias.assign(whole.bias.begin() + first, whole.bias.begin() + first + rows);
+    alone.addend.mat = whole.addend.mat;
+    alone.addend.mat.cols = rows;
+    alone.addend.mat.data = whole.addend.mat.f32(0) + first;
+    const Owned part = alone.run(isa, two, 0, c.m);
+    std::vector<float> a(c.k), b(c.k);
+    for (int64_t j = 0; j < rows; ++j) {
+      for (int64_t r = 0; r < c.m; ++r)
+        expect(part.at(r, j) == y.at(r, first + j), c.text(isa) + ": a part differs");
+      whole.weight.format->unpack_row(whole.weight, first + j, a.data());
+      alone.weight.format->unpack_row(alone.weight, j, b.data());
+      expect(a == b, c.text(isa) + ": a row of a part differs");
+    }
+    first += rows;
+  }
+  for (int64_t r = 0; r < c.m; ++r)
+    for (int64_t j = c.n; j < y.mat.stride; ++j)
+      expect(y.at(r, j) == 0, c.text(isa) + ": padding is not zero");
+}
+
 void check_pack(const Problem& p, Isa isa) {
   std::vector<float> row(p.c.k);
   for (int64_t j = 0; j < p.c.n; ++j) {
@@ -260,30 +354,35 @@ void check_embedding(Problem& p, Isa isa, ThreadPool& pool) {
 std::vector<Case> cases(bool slow) {
   std::vector<Case> all;
   const DType types[] = {DType::f32, DType::f16, DType::bf16};
-  const char* formats[] = {"bfloat16", "float16", "float32"};
-  const Epilogue epilogues[] = {Epilogue::store, Epilogue::add, Epilogue::silu_mul};
+  std::vector<std::string> formats = {"bfloat16", "float16", "float32"};
+  for (const CodeLayout& layout : code_layouts()) formats.push_back(code_format(layout).name());
+  const Epilogue epilogues[] = {Epilogue::store, Epilogue::silu_mul, Epilogue::add,
+                                Epilogue::gelu_mul, Epilogue::swiglu_mul};
   const int64_t shapes[][2] = {{16, 32},  {1, 1},     {40, 33},  {100, 80},
                                {97, 129}, {160, 600}, {67, 2100}};
   int turn = 0;
-  for (const char* format : formats) {
+  for (const std::string& format : formats) {
+    const CodeLayout* layout = layout_of(format);
     for (const auto& shape : shapes) {
-      for (int64_t m = 1; m <= 40; m += slow || shape[1] > 1000 ? 7 : 1) {
+      for (int64_t m = 1; m <= 40; m += slow || layout || shape[1] > 1000 ? 7 : 1) {
         Case c;
         c.format = format;
         c.m = m;
         c.n = shape[0];
         c.k = shape[1];
+        if (layout && layout->scales == ScaleType::factor) c.k = round_up(c.k, kSuperBlock);
         c.source = types[turn % 3];
         c.x_dtype = turn / 2 % 2 ? DType::bf16 : DType::f32;
-        c.epilogue = epilogues[turn / 3 % 3];
+        c.epilogue = epilogues[turn / 3 % 5];
         c.y_dtype = c.epilogue != Epilogue::add && turn / 5 % 2 ? DType::bf16 : DType::f32;
         c.bias = turn / 7 % 2;
         c.addend = turn / 11 % 2;
-        if (c.epilogue == Epilogue::silu_mul) c.n = round_up(c.n, 32);
+        if (is_gated(c.epilogue)) c.n = round_up(c.n, 32);
         all.push_back(c);
         ++turn;
       }
     }
+    if (layout && layout->scales == ScaleType::factor) continue;
     // More rows than one piece, more columns than one group of pieces.
     all.push_back({format, DType::bf16, DType::bf16, DType::f32, slow ? 70 : 530, 48, 40,
                    Epilogue::store, true, false});
@@ -305,6 +404,7 @@ void check_isa(Isa isa) {
     check_invariance(p, y, isa, {&one, &two, &three});
     if (seed % 16 == 0) check_embedding(p, isa, two);
   }
+  check_parts(isa);
   Profiler profiler;
   Context ctx{one, isa, profiler};
   Problem p({"bfloat16"}, isa, one, 1);
@@ -327,7 +427,8 @@ void print_rates(Isa isa, double seconds) {
               read * 1e-9, tiles * 1e-9);
   const int64_t shapes[][2] = {
       {9728, 896}, {896, 4864}, {151936, 896}, {16384, 2048}, {2048, 8192}};
-  const char* formats[] = {"bfloat16", "float16", "float32"};
+  const char* formats[] = {
+      "bfloat16", "float16", "float32", "int8", "int4-g128-bfloat16-minimum", "int4-g32-float16"};
   for (const char* format : formats) {
     for (const auto& s : shapes) {
       for (const int64_t m : {1, 4, 8, 16, 32, 512}) {
@@ -336,7 +437,7 @@ void print_rates(Isa isa, double seconds) {
         const double bytes = double(weight_format(format).packed_bytes(s[0], s[1]));
         const double calls = flops / (2.0 * m * s[0] * s[1]);
         std::printf(
-            "%-9s n %6ld k %5ld m %4ld: %8.1f GFLOP/s %5.1f%% of tiles, %6.2f GB/s %5.1f%% of "
+            "%-26s n %6ld k %5ld m %4ld: %8.1f GFLOP/s %5.1f%% of tiles, %6.2f GB/s %5.1f%% of "
             "read, %.3f ms\n",
             format, s[0], s[1], m, flops * 1e-9, 100 * flops / tiles, calls * bytes * 1e-9,
             100 * calls * bytes / read, 1e3 / calls);

@@ -53,7 +53,7 @@ double efficiency(int64_t m, int64_t n, int64_t k, Epilogue epilogue, int thread
   for (int64_t i = 0; i < s.count(); ++i) {
     const LinearPiece p = piece_of(s, i, m, panels);
     CHECK(p.row_begin < p.row_end && p.panel_begin < p.panel_end);
-    CHECK(epilogue != Epilogue::silu_mul || p.panel_begin % 2 == 0, "gate without up");
+    CHECK(!is_gated(epilogue) || p.panel_begin % 2 == 0, "gate without up");
     for (int64_t j = p.panel_begin; j < p.panel_end; ++j) covered[j] += p.row_end - p.row_begin;
     *std::min_element(work.begin(), work.end()) +=
         (p.panel_end - p.panel_begin) * (p.row_end - p.row_begin);

@@ -39,7 +39,7 @@ Logits steps(Model& model) {
 
 // Returns greedy and other tokens of steps that take their input from the step before.
 std::vector<int32_t> sampled(Model& model) {
-  model.pages().allocate_pages(2);
+  model.pages().allocate_pages(std::vector<int64_t>(model.groups().size(), 2));
   StepOutputs& outputs = *model.outputs();
   const std::vector<int32_t> table = {0, 1};
   StepBatch batch;

@@ -63,7 +63,7 @@ class Bench {
  public:
   Bench(Model& model, int sequences, int64_t keys) : model_(model), written_(sequences, 0) {
     const int64_t pages = (keys + kPageTokens - 1) / kPageTokens;
-    model.pages().allocate_pages(sequences * pages);
+    model.pages().allocate_pages(std::vector<int64_t>(model.groups().size(), sequences * pages));
     for (int s = 0; s < sequences; ++s) {
       tables_.emplace_back(pages);
       std::iota(tables_.back().begin(), tables_.back().end(), static_cast<int32_t>(s * pages));

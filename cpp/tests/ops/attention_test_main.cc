@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "core/memory.h"
 #include "ops/attention.h"
 #include "ops/embedding.h"
+#include "ops/gate.h"
 #include "ops/linear.h"
 #include "ops/rope_kv.h"
 #include "ops/rows.h"
@@ -39,12 +41,13 @@ struct Case {
   float softcap;
   bool sinks, norm, interleaved, bf16_out;
   int rotated;  // width; 0: no rope
+  bool v_norm;
 
   std::string name() const {
     char s[200];
-    std::snprintf(s, sizeof s, "%s kv %s heads %d/%d dim %d/%d window %d cap %g%s%s rope %d%s",
+    std::snprintf(s, sizeof s, "%s kv %s heads %d/%d dim %d/%d window %d cap %g%s%s%s rope %d%s",
                   isa_name(isa), dtype_name(kv), heads, kv_heads, k_dim, v_dim, window, softcap,
-                  sinks ? " sinks" : "", norm ? " norm" : "", rotated,
+                  sinks ? " sinks" : "", norm ? " norm" : "", v_norm ? " v norm" : "", rotated,
                   interleaved ? " interleaved" : "");
     return s;
   }
@@ -150,6 +153,7 @@ class Bench {
 
   void check_rope_kv() const;
   void check_attention() const;
+  void check_q_alone();
 
  private:
   std::vector<double> reference_row(const float* q, const std::vector<float>& k,
@@ -178,10 +182,8 @@ class Bench {
                       out_stride};
     const AttentionShape shape = this->shape();
     const PageView view{memory_.data(), page_bytes_};
-    Norm norm;
-    if (c_.norm) norm = {NormKind::rms, 1e-6f, 1.0f, norm_weight_.data()};
     const SeqBatch batch{step.data(), static_cast<int64_t>(step.size())};
-    rope_write_kv(ctx_, shape, layout_, view, batch, qkv_mat, norm, norm,
+    rope_write_kv(ctx_, shape, layout_, view, batch, qkv_mat, norms(),
                   {half ? &rope_ : nullptr, cos.data(), sin.data()}, q_mat);
     attention(ctx_, shape, layout_, view, batch, q_mat, out_mat, scratch_);
     const auto value = [](const Mat& m, int64_t r, int64_t c) {
@@ -197,6 +199,13 @@ class Bench {
         }
       }
     }
+  }
+
+  HeadNorms norms() const {
+    HeadNorms norms;
+    if (c_.norm) norms.q = norms.k = {NormKind::rms, 1e-6f, 1.0f, norm_weight_.data()};
+    if (c_.v_norm) norms.v = {NormKind::rms, 1e-6f};
+    return norms;
   }
 
   AttentionShape shape() const {
@@ -225,7 +234,7 @@ class Bench {
   AttentionScratch scratch_;
 };
 
-// q and K are normed and rotated, V is copied, padding is zero.
+// q and K are normed and rotated, V is normed or copied, padding is zero.
 void Bench::check_rope_kv() const {
   const DType q_type = attention_q_dtype(ctx_, c_.kv);
   const int k_width = layout_.k_width(), rot = c_.rotated;
@@ -264,10 +273,16 @@ void Bench::check_rope_kv() const {
         }
       }
       for (int h = 0; h < c_.kv_heads; ++h) {
+        const float* v = seq.qkv.data() + static_cast<size_t>(t) * cols() +
+                         (c_.heads + c_.kv_heads) * c_.k_dim + h * c_.v_dim;
+        const double squares = std::inner_product(v, v + c_.v_dim, v, 0.0);
         for (int d = 0; d < layout_.v_width(); ++d) {
-          const size_t at = static_cast<size_t>(t) * cols() + (c_.heads + c_.kv_heads) * c_.k_dim +
-                            h * c_.v_dim + d;
-          float want = d < c_.v_dim ? seq.qkv[at] : 0.0f;
+          float want = d < c_.v_dim ? v[d] : 0.0f;
+          if (c_.v_norm) {
+            const double normed = want / std::sqrt(squares / c_.v_dim + 1e-6);
+            EXPECT(close(stored(true, seq, t, h, d), normed, c_.kv), c_.name() + ": normed V");
+            continue;
+          }
           if (c_.kv == DType::bf16) want = bf16_to_f32(f32_to_bf16(want));
           if (c_.kv == DType::f16) want = f16_to_f32(f32_to_f16(want));
           EXPECT(stored(true, seq, t, h, d) == want, c_.name() + ": V differs");
@@ -275,6 +290,32 @@ void Bench::check_rope_kv() const {
       }
     }
   }
+}
+
+// q without K and V in the projection has the same bits, and the pages stay as they are.
+void Bench::check_q_alone() {
+  const Sequence& seq = seqs_.front();
+  const int64_t rows = seq.length, q_cols = c_.heads * layout_.k_width();
+  const int64_t cols = int64_t{c_.heads} * c_.k_dim;
+  std::vector<int32_t> positions(rows);
+  std::iota(positions.begin(), positions.end(), 0);
+  std::vector<float> alone(rows * cols), q(rows * q_cols);
+  for (int64_t r = 0; r < rows; ++r)
+    std::copy_n(seq.qkv.begin() + r * this->cols(), cols, alone.begin() + r * cols);
+  const size_t half = rope_.inv_freq.size();
+  std::vector<float> cos(rows * half), sin(rows * half);
+  rope_angles(ctx_, rope_, positions.data(), rows, cos.data(), sin.data());
+  const std::vector<uint8_t> before(memory_.data(), memory_.data() + memory_.size());
+  const AttentionSeq all{0, rows, 0, seq.pages.data()};
+  const Mat q_mat{q.data(), attention_q_dtype(ctx_, c_.kv), rows, q_cols, q_cols};
+  rope_write_kv(ctx_, shape(), layout_, {memory_.data(), page_bytes_}, {&all, 1},
+                {alone.data(), DType::f32, rows, cols, cols}, norms(),
+                {half ? &rope_ : nullptr, cos.data(), sin.data()}, q_mat);
+  const bool bf16 = q_mat.dtype == DType::bf16;
+  for (int64_t i = 0; i < rows * q_cols; ++i)
+    EXPECT((bf16 ? bf16_to_f32(q_mat.u16(0)[i]) : q[i]) == seq.q[i], c_.name() + ": q alone");
+  EXPECT(std::equal(before.begin(), before.end(), memory_.data()),
+         c_.name() + ": q alone writes into pages");
 }
 
 // Against a plain softmax over the stored K and V. With bf16 products the weights are rounded to
@@ -338,6 +379,7 @@ void check_case(const Case& c) {
   whole.run(1000);
   whole.check_rope_kv();
   whole.check_attention();
+  whole.check_q_alone();
   const auto compare = [&](Bench& other, size_t at, size_t of, const std::string& what) {
     EXPECT(
         same_bits(other.seqs()[at].q, whole.seqs()[of].q) &&
@@ -387,6 +429,7 @@ void check_isa(Isa isa) {
         c.softcap = n % 3 == 1 ? 3.0f : 0.0f;
         c.sinks = n % 4 == 2;
         c.norm = n % 3 == 2;
+        c.v_norm = n % 4 == 3;
         c.interleaved = n % 7 == 3;
         c.bf16_out = n % 4 == 1;
         c.rotated = n % 6 == 5 ? 0 : n % 6 == 2 ? dims[d] / 2 : dims[d];
@@ -515,39 +558,6 @@ void check_tasks() {
   EXPECT(tasks() >= 4 * 56, "sequences of a million tokens are not split");
 }
 
-void check_norm(Isa isa) {
-  ThreadPool pool(2);
-  Profiler profiler;
-  Context ctx{pool, isa, profiler};
-  for (const int64_t cols : {1, 15, 64, 100, 896, 1000}) {
-    const int64_t rows = 40, stride = padded_cols(cols);
-    const auto x = random_floats(rows * stride, 9, 3.0f), w = random_floats(cols, 10, 1.0f);
-    const Norm norm{NormKind::rms, 1e-5f, 0.5f, w.data()};
-    std::vector<float> full(rows * stride, 7.0f), one(stride, 7.0f);
-    std::vector<uint16_t> half(rows * stride, 7);
-    const Mat in{const_cast<float*>(x.data()), DType::f32, rows, cols, stride};
-    rms_norm(ctx, norm, in, {full.data(), DType::f32, rows, cols, stride});
-    rms_norm(ctx, norm, in, {half.data(), DType::bf16, rows, cols, stride});
-    for (int64_t r = 0; r < rows; ++r) {
-      double squares = 0;
-      for (int64_t c = 0; c < cols; ++c) squares += double{in.f32(r)[c]} * in.f32(r)[c];
-      for (int64_t c = 0; c < stride; ++c) {
-        const double want =
-            c < cols ? in.f32(r)[c] / std::sqrt(squares / cols + 1e-5) * (w[c] + 0.5) : 0.0;
-        const float got = full[r * stride + c];
-        EXPECT(std::abs(got - want) <= 2e-6 * std::abs(want), "rms_norm float32");
-        EXPECT(half[r * stride + c] == f32_to_bf16(got), "rms_norm bfloat16");
-      }
-      Mat single = in;
-      single.data = in.f32(r);
-      single.rows = 1;
-      rms_norm(ctx, norm, single, {one.data(), DType::f32, 1, cols, stride});
-      EXPECT(std::memcmp(one.data(), full.data() + r * stride, stride * 4) == 0,
-             "rms_norm depends on the other rows");
-    }
-  }
-}
-
 // Every op names itself, the type it was given and the types that it takes.
 void check_refused_types(Context& ctx, const Mat& x) {
   const auto refuses = [](const std::string& message, auto&& call) {
@@ -574,13 +584,21 @@ void check_refused_types(Context& ctx, const Mat& x) {
   refuses("attention: out is float16, expected " + two,
           [&] { attention(ctx, shape, layout, {}, {}, x, half, scratch); });
   refuses("rope_write_kv: qkv is float16, expected " + one,
-          [&] { rope_write_kv(ctx, shape, layout, {}, {}, half, {}, {}, {}, x); });
+          [&] { rope_write_kv(ctx, shape, layout, {}, {}, half, {}, {}, x); });
   refuses("linear: x is float16, expected " + two,
           [&] { linear(ctx, Op::other, weight, half, x); });
   refuses("embedding: y is float16, expected " + one,
           [&] { embedding(ctx, weight, nullptr, 1, half); });
   refuses("add_scaled: x is float16, expected " + one, [&] { add_scaled(ctx, half, 1, half); });
-  refuses("soft_cap: x is float16, expected " + one, [&] { soft_cap(ctx, 1, half); });
+  refuses("scale_and_cap: x is float16, expected " + one, [&] { scale_and_cap(ctx, 1, 1, half); });
+  refuses("multiply_gate: gate is float16, expected " + one,
+          [&] { multiply_gate(ctx, Epilogue::gelu_mul, half, x, x); });
+  refuses("multiply_gate: up is float16, expected " + one,
+          [&] { multiply_gate(ctx, Epilogue::gelu_mul, x, half, x); });
+  refuses("multiply_gate: y is float16, expected " + two,
+          [&] { multiply_gate(ctx, Epilogue::gelu_mul, x, x, half); });
+  refuses("multiply_gate: got epilogue 0, expected silu_mul or gelu_mul",
+          [&] { multiply_gate(ctx, Epilogue::store, x, x, x); });
 }
 
 // A mistake in the wiring is an Error that the engine survives.
@@ -600,7 +618,8 @@ void check_refusals() {
   };
   EXPECT(refused([&] { rms_norm(ctx, {NormKind::rms, 1e-6f, 0, x}, four, eight); }),
          "rms_norm takes y of another width");
-  EXPECT(refused([&] { rms_norm(ctx, {}, four, four); }), "rms_norm takes kind none");
+  EXPECT(refused([&] { rms_norm(ctx, {NormKind::rms}, four, four); }),
+         "rms_norm takes kind rms without a weight");
   AttentionScratch scratch;
   AttentionShape shape{2, 1, 8, 8, 1.0f, 0, 0, nullptr};
   KvLayout layout;
@@ -608,8 +627,15 @@ void check_refusals() {
   layout.k_dim = layout.v_dim = 16;
   EXPECT(refused([&] { attention(ctx, shape, layout, {}, {}, four, four, scratch); }),
          "attention takes a layout of another width");
-  EXPECT(refused([&] { rope_write_kv(ctx, shape, layout, {}, {}, four, {}, {}, {}, four); }),
+  EXPECT(refused([&] { rope_write_kv(ctx, shape, layout, {}, {}, four, {}, {}, four); }),
          "rope_write_kv takes a layout of another width");
+  shape = {1, 1, 4, 4, 1.0f, 0, 0, nullptr};
+  layout.k_dim = layout.v_dim = 4;
+  const Norm weighted{NormKind::rms, 1e-6f, 0, x};
+  const Mat qkv{x, DType::f32, 1, 12, 32}, q{x, DType::f32, 1, 32, 32};
+  EXPECT(
+      refused([&] { rope_write_kv(ctx, shape, layout, {}, {}, qkv, {{}, {}, weighted}, {}, q); }),
+      "rope_write_kv takes a weight of V's norm");
   check_refused_types(ctx, four);
 }
 
@@ -627,7 +653,6 @@ int main(int argc, char** argv) {
   using namespace turbomind;
   return run_cases(argc, argv,
                    {
-                       {"norm", [] { for_each_isa(check_norm); }},
                        {"attention", [] { for_each_isa(check_isa); }},
                        {"long_attention", [] { for_each_isa(check_long); }},
                        {"infinite_value", [] { for_each_isa(check_infinite_value); }},

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -35,12 +36,13 @@ struct Case {
   int heads, kv_heads, k_dim, v_dim;
   int rotated;  // width; 0: no rope
   bool interleaved, q_norm, k_norm;
+  bool v_norm = false;
 
   std::string name() const {
     char s[160];
-    std::snprintf(s, sizeof s, "%s heads %d/%d dim %d/%d rope %d%s%s%s", dtype_name(dtype), heads,
+    std::snprintf(s, sizeof s, "%s heads %d/%d dim %d/%d rope %d%s%s%s%s", dtype_name(dtype), heads,
                   kv_heads, k_dim, v_dim, rotated, interleaved ? " interleaved" : "",
-                  q_norm ? " q norm" : "", k_norm ? " k norm" : "");
+                  q_norm ? " q norm" : "", k_norm ? " k norm" : "", v_norm ? " v norm" : "");
     return s;
   }
 };
@@ -112,6 +114,7 @@ class Bench {
     a.q_weight = c_.q_norm ? q_weight_.data() : nullptr;
     a.k_weight = c_.k_norm ? k_weight_.data() : nullptr;
     a.q_offset = 1, a.k_offset = 0, a.q_eps = a.k_eps = 1e-6f;
+    a.v_eps = c_.v_norm ? 1e-6f : 0;
     a.positions = positions_.data();
     a.inv_freq = inv_freq_.data();
     a.half = static_cast<int>(rope_.inv_freq.size());
@@ -126,6 +129,7 @@ class Bench {
     finish_kernels();
   }
   void check() const;
+  void check_q_alone();
   void check_against_cpu();
   void check_bytes();
   const SharedVector<uint8_t>& memory() const { return memory_; }
@@ -198,13 +202,20 @@ void Bench::check() const {
                    ", not " + std::to_string(want[d]));
       }
     }
-    for (int h = 0; h < c_.kv_heads; ++h)
-      for (int d = 0; d < c_.v_dim; ++d, ++written)
-        EXPECT(
-            stored(true, t, h)[d] ==
-                narrow(c_.dtype,
-                       qkv_[t * cols() + (c_.heads + c_.kv_heads) * c_.k_dim + h * c_.v_dim + d]),
-            c_.name() + ": V differs");
+    for (int h = 0; h < c_.kv_heads; ++h) {
+      const float* v = &qkv_[t * cols() + (c_.heads + c_.kv_heads) * c_.k_dim + h * c_.v_dim];
+      const double squares = std::inner_product(v, v + c_.v_dim, v, 0.0);
+      for (int d = 0; d < c_.v_dim; ++d, ++written) {
+        const uint16_t got = stored(true, t, h)[d];
+        if (!c_.v_norm) {
+          EXPECT(got == narrow(c_.dtype, v[d]), c_.name() + ": V differs");
+          continue;
+        }
+        const double want = v[d] / std::sqrt(squares / c_.v_dim + 1e-6);
+        EXPECT(std::abs(widen(c_.dtype, got) - want) <= 0.51 * unit * std::abs(want) + near_zero(),
+               c_.name() + ": normed V differs");
+      }
+    }
   }
   size_t changed = 0;  // of 16-bit words: K and V of 15 tokens, nothing else
   for (size_t i = 0; i < memory_.size(); i += 2)
@@ -232,12 +243,13 @@ void Bench::check_against_cpu() {
   AttentionShape shape;
   shape.heads = c_.heads, shape.kv_heads = c_.kv_heads, shape.k_dim = c_.k_dim;
   shape.v_dim = c_.v_dim, shape.scale = 1;
-  Norm q_norm, k_norm;
-  if (c_.q_norm) q_norm = {NormKind::rms, 1e-6f, 1, q_weight_.data()};
-  if (c_.k_norm) k_norm = {NormKind::rms, 1e-6f, 0, k_weight_.data()};
+  HeadNorms norms;
+  if (c_.q_norm) norms.q = {NormKind::rms, 1e-6f, 1, q_weight_.data()};
+  if (c_.k_norm) norms.k = {NormKind::rms, 1e-6f, 0, k_weight_.data()};
+  if (c_.v_norm) norms.v = {NormKind::rms, 1e-6f};
   const int64_t width = static_cast<int64_t>(cols());
   rope_write_kv(ctx, shape, layout, {memory.data(), layout.layer_bytes()}, {seqs.data(), 3},
-                {qkv_.data(), DType::f32, rows, width, width}, q_norm, k_norm,
+                {qkv_.data(), DType::f32, rows, width, width}, norms,
                 {rope_.inv_freq.empty() ? nullptr : &rope_, cos.data(), sin.data()},
                 {q.data(), DType::f32, rows, q_cols, q_cols});
   for (int64_t t = 0; t < rows; ++t)
@@ -271,12 +283,29 @@ void Bench::check_bytes() {
                               std::to_string(fields));
 }
 
+// q without K and V in the projection has the same bits, and the pages stay as they are.
+void Bench::check_q_alone() {
+  const SharedVector<uint8_t> memory = memory_;
+  const SharedVector<uint16_t> whole = q_;
+  const size_t width = size_t(c_.heads) * c_.k_dim;
+  SharedVector<float> alone(tokens() * width);
+  for (size_t t = 0; t < tokens(); ++t)
+    std::copy_n(qkv_.begin() + t * cols(), width, alone.begin() + t * width);
+  q_.assign(q_.size(), 0xffff);
+  RopeKvCudaArgs a = args();
+  a.qkv = alone.data(), a.kv_heads = 0;
+  rope_write_kv(kind(), nullptr, a, 1);
+  finish_kernels();
+  EXPECT(q_ == whole && memory_ == memory, c_.name() + ": q alone differs, or writes into pages");
+}
+
 void check_case(const Case& c) {
   Bench bench(c), wide(c);
   bench.run(1);  // a block per token
   bench.check();
   bench.check_bytes();
   bench.check_against_cpu();
+  bench.check_q_alone();
   wide.run(132);  // several
   EXPECT(wide.q() == bench.q() && wide.memory() == bench.memory(),
          c.name() + ": the number of blocks changes bits");
@@ -308,6 +337,8 @@ void check_shapes() {
   check_case({bf16, 2, 1, 256, 256, 64, true, true, true});
   check_case({bf16, 2, 2, 192, 128, 192, false, false, false});
   check_case({f16, 10, 1, 72, 40, 24, true, false, false});
+  check_case({bf16, 4, 2, 96, 96, 96, false, true, true, true});
+  check_case({f16, 2, 1, 128, 64, 0, false, false, false, true});
 }
 
 }  // namespace

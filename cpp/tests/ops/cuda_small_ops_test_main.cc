@@ -10,6 +10,7 @@
 #include "cuda/dispatch.h"
 #include "cuda/emulator.h"
 #include "ops/embedding_cuda.h"
+#include "ops/gate_kernels.h"
 #include "ops/norm.h"
 #include "ops/norm_kernels.h"
 #include "ops/rows_cuda.h"
@@ -21,6 +22,7 @@ namespace turbomind {
 
 TM_GPU_TABLE(NormCuda, kNormCuda, norm_cuda)
 TM_GPU_TABLE(EmbeddingCuda, kEmbeddingCuda, embedding_cuda)
+TM_GPU_TABLE(GateCuda, kGateCuda, gate_cuda)
 TM_GPU_TABLE(RowsCuda, kRowsCuda, rows_cuda)
 
 namespace {
@@ -102,17 +104,18 @@ Result run_norm(Bench& b, const NormCase& c, DType dtype, const std::vector<floa
   DeviceNorm n;
   n.x = dx.data();
   n.y = dy.data();
-  n.weight = dw.data();
+  if (!weight.empty()) n.weight = dw.data();
   n.x_stride = c.x_stride;
   n.y_stride = c.y_stride;
   n.rows = c.rows;
   n.cols = c.cols;
   n.padded = c.padded;
-  n.weight_offset = 1;
+  n.weight_offset = weight.empty() ? 0 : 1;
   n.eps = 1e-5f;
   n.y_dtype = dtype;
-  b.run(c.cols > 4096 ? "rms_norm_wide_rows" : "rms_norm_rows", norm_bytes_loaded(n),
-        norm_bytes_stored(n), [&](StreamHandle s) { norm_cuda(b.gpu.kind()).rms_norm(s, n); });
+  b.run(c.cols > 4096 ? "rms_norm_wide_rows" : "rms_norm_rows",
+        norm_bytes_loaded(n) / (weight.empty() ? 2 : 1), norm_bytes_stored(n),
+        [&](StreamHandle s) { norm_cuda(b.gpu.kind()).rms_norm(s, n); });
   return {dtype, dy.get()};
 }
 
@@ -164,13 +167,73 @@ void check_norm(Bench& b, const NormCase& c, DType dtype) {
          std::string(name) + ": a row alone has other bits");
 }
 
+// Without a weight a row is converted.
+void check_conversion(Bench& b, const NormCase& c, DType dtype) {
+  const auto x = random_floats(static_cast<size_t>(c.rows) * c.x_stride, 3, 2.0f);
+  const Result y = run_norm(b, c, dtype, x, {});
+  for (int r = 0; r < c.rows; ++r)
+    for (int i = 0; i < c.padded; ++i) {
+      const double want = i < c.cols ? x[static_cast<size_t>(r) * c.x_stride + i] : 0;
+      EXPECT(near(y.at(static_cast<size_t>(r) * c.y_stride + i), want, rounding(dtype), 1e-7),
+             "a norm without a weight changes values");
+    }
+}
+
+// act(gate) * up against doubles.
+void check_gate(Bench& b, Epilogue epilogue, DType dtype, int rows, int cols) {
+  const int padded = (cols + 31) / 32 * 32, up_stride = 3 * cols;
+  const auto gate = random_floats(static_cast<size_t>(rows) * padded, 5, 2.0f);
+  const auto up = random_floats(static_cast<size_t>(rows) * up_stride, 6, 1.0f);
+  const GpuArray<float> dg(b.gpu, gate), du(b.gpu, up);
+  const size_t words = dtype_bytes(dtype) / 2;
+  const GpuArray<uint16_t> dy(b.gpu, static_cast<size_t>(rows) * padded * words);
+  DeviceGate g;
+  g.gate = dg.data();
+  g.up = du.data();
+  g.y = dy.data();
+  g.gate_stride = g.y_stride = padded;
+  g.up_stride = up_stride;
+  g.rows = rows;
+  g.cols = cols;
+  g.padded = padded;
+  g.epilogue = epilogue;
+  g.y_dtype = dtype;
+  const int64_t elements = int64_t{rows} * cols;
+  b.run("multiply_gate_rows", 8 * elements,
+        int64_t{rows} * padded * static_cast<int64_t>(dtype_bytes(dtype)),
+        [&](StreamHandle s) { gate_cuda(b.gpu.kind()).multiply(s, g); });
+  const Result y{dtype, dy.get()};
+  for (int r = 0; r < rows; ++r)
+    for (int c = 0; c < padded; ++c) {
+      const double x = gate[static_cast<size_t>(r) * padded + c];
+      const double u = std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x);
+      const double active =
+          epilogue == Epilogue::silu_mul ? x / (1 + std::exp(-x)) : 0.5 * x * (1 + std::tanh(u));
+      const double want = c < cols ? active * up[static_cast<size_t>(r) * up_stride + c] : 0;
+      EXPECT(near(y.at(static_cast<size_t>(r) * padded + c), want, rounding(dtype) + 4e-6, 1e-6),
+             "gate: a wrong element");
+    }
+}
+
+void check_gates(Bench& b) {
+  for (const Epilogue epilogue : {Epilogue::silu_mul, Epilogue::gelu_mul})
+    for (const DType t : {DType::f32, DType::bf16, DType::f16}) {
+      check_gate(b, epilogue, t, 3, 256);
+      check_gate(b, epilogue, t, 2, 23);
+      check_gate(b, epilogue, t, 1, 1100);
+    }
+}
+
 void test_norm(Bench& b) {
   const NormCase cases[] = {
       {1, 8, 32, 8, 32},       {3, 64, 64, 64, 64},         {2, 100, 128, 101, 130},
       {4, 333, 352, 335, 353}, {3, 4096, 4096, 4096, 4096}, {1, 8192, 8192, 8192, 8192},
       {2, 1, 1, 3, 2}};
   for (const NormCase& c : cases)
-    for (const DType t : {DType::f32, DType::bf16, DType::f16}) check_norm(b, c, t);
+    for (const DType t : {DType::f32, DType::bf16, DType::f16}) {
+      check_norm(b, c, t);
+      check_conversion(b, c, t);
+    }
   DeviceNorm wide;
   wide.rows = 1;
   wide.cols = wide.padded = kMaxNormCols + 1;
@@ -257,23 +320,35 @@ void check_elementwise(Bench& b, int rows, int cols, int stride) {
   GpuArray<float> dx(b.gpu, x);
   const GpuArray<float> dy(b.gpu, y);
   const int64_t bytes = int64_t{4} * rows * cols;
-  b.run("scaled_add_rows", 2 * bytes, bytes, [&](StreamHandle s) {
-    rows_cuda(b.gpu.kind()).scaled_add(s, {dx.data(), dy.data(), stride, stride, rows, cols, 0.3f});
-  });
-  auto out = dx.get();
-  for (size_t i = 0; i < size; ++i) {
-    const bool inside = static_cast<int>(i) % stride < cols;
-    EXPECT(out[i] == (inside ? std::fma(0.3f, y[i], x[i]) : x[i]), "scaled add: a wrong element");
+  const GpuArray<float> factor(b.gpu, std::vector<float>{1.7f});
+  const int64_t threads = int64_t{rows} * ((cols + 3) / 4);  // each loads the factor
+  std::vector<float> out;
+  for (const bool scaled : {false, true}) {
+    dx.set(x);
+    b.run("scaled_add_rows", 2 * bytes + (scaled ? 4 * threads : 0), bytes, [&](StreamHandle s) {
+      rows_cuda(b.gpu.kind())
+          .scaled_add(s, {dx.data(), dy.data(), stride, stride, rows, cols, 0.3f,
+                          scaled ? factor.data() : nullptr});
+    });
+    out = dx.get();
+    for (size_t i = 0; i < size; ++i) {
+      const bool inside = static_cast<int>(i) % stride < cols;
+      const float sum = std::fma(0.3f, y[i], x[i]);
+      EXPECT(out[i] == (!inside ? x[i] : scaled ? sum * 1.7f : sum), "scaled add: a wrong element");
+    }
   }
-  dx.set(x);
-  b.run("softcap_rows", bytes, bytes, [&](StreamHandle s) {
-    rows_cuda(b.gpu.kind()).softcap(s, {dx.data(), stride, rows, cols, 2.5f});
-  });
-  out = dx.get();
-  for (size_t i = 0; i < size; ++i) {
-    const bool inside = static_cast<int>(i) % stride < cols;
-    EXPECT(inside ? near(out[i], 2.5 * std::tanh(x[i] / 2.5), 1e-6, 0) : out[i] == x[i],
-           "softcap: a wrong element");
+  for (const float cap : {2.5f, 0.0f}) {
+    dx.set(x);
+    b.run("scale_and_cap_rows", bytes, bytes, [&](StreamHandle s) {
+      rows_cuda(b.gpu.kind()).scale_and_cap(s, {dx.data(), stride, rows, cols, 0.75f, cap});
+    });
+    out = dx.get();
+    for (size_t i = 0; i < size; ++i) {
+      const bool inside = static_cast<int>(i) % stride < cols;
+      const double expected = cap != 0 ? cap * std::tanh(0.75 * x[i] / cap) : 0.75 * x[i];
+      EXPECT(inside ? near(out[i], expected, 1e-6, 0) : out[i] == x[i],
+             "scale_and_cap: a wrong element");
+    }
   }
 }
 
@@ -313,6 +388,7 @@ int main(int argc, char** argv) {
                    {
                        {"norm", [] { on_gpu(test_norm); }},
                        {"embedding", [] { on_gpu(check_embeddings); }},
+                       {"gate", [] { on_gpu(check_gates); }},
                        {"gather", [] { on_gpu(check_gathers); }},
                        {"elementwise", [] { on_gpu(check_elementwise); }},
                    },

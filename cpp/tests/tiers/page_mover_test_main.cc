@@ -94,7 +94,7 @@ void test_hanging(Place place) {
   const auto control = std::make_shared<Control>();
   control->hangs = place;
   auto model = std::make_unique<scripted::ScriptedModel>(scripted::Options{});
-  model->pages().allocate_pages(4);
+  model->pages().allocate_pages({4});
   auto woken = std::make_unique<std::atomic<int>>(0);
   TierPtrs tiers;
   tiers.push_back(std::make_unique<HangingTier>(control));
@@ -181,7 +181,7 @@ int failed_of(PageMover& mover, size_t count) {
 void test_batches(size_t slab_bytes, bool hold_host) {
   constexpr int kPages = 12;
   BatchModel model;
-  model.pages().allocate_pages(2 * kPages);
+  model.pages().allocate_pages({2 * kPages});
   HostTier::Options options;
   options.numerics = model.numerics_fingerprint();
   options.quota = 20 * kPayload;

@@ -1,0 +1,411 @@
+// A whole decoder cut over ranks, against the same one in one piece.
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "core/error.h"
+#include "model/decoder.h"
+#include "model/parallel/cut.h"
+#include "model/parallel/rank_exchange.h"
+#include "tests/check.h"
+
+namespace turbomind {
+namespace {
+
+constexpr int kTokens = 150;  // three pages, and more than the window
+
+// Every kind of weight that a cut meets. The vocabulary is no multiple of anything.
+ModelConfig small(int kv_heads, const std::string& format = "float32") {
+  ModelConfig config;
+  config.fingerprint = "small";
+  config.hidden = 64;
+  config.vocab = 1003;
+  config.max_context = 400;
+  config.weight_format = format;
+  config.kv_dtype = format == "float32" ? DType::f32 : DType::bf16;
+  config.ropes.emplace_back();
+  for (int i = 0; i < 8; ++i) config.ropes[0].inv_freq.push_back(std::pow(100.0f, -i / 8.0f));
+  for (int i = 0; i < 3; ++i) {
+    LayerConfig& layer = config.layers.emplace_back();
+    layer.rope = 0;
+    layer.heads = 4;
+    layer.kv_heads = kv_heads;
+    layer.k_dim = 24;
+    layer.v_dim = 16;
+    layer.window = i == 1 ? 70 : 0;
+    layer.intermediate = 72;
+  }
+  return config;
+}
+
+struct Variant {
+  const char* name;
+  std::function<void(ModelConfig&)> change;
+};
+
+std::vector<Variant> variants() {
+  const auto all = [](auto change) {
+    return [change](ModelConfig& c) {
+      for (LayerConfig& layer : c.layers) change(layer);
+    };
+  };
+  return {
+      {"plain", [](ModelConfig&) {}},
+      {"biases", all([](LayerConfig& l) { l.qkv_bias = l.o_bias = l.mlp_bias = true; })},
+      {"scaled residuals", all([](LayerConfig& l) { l.residual_scale = 0.22f; })},
+      {"norms after", all([](LayerConfig& l) { l.post_norms = l.scaled = l.qk_norm = true; })},
+      {"sinks", all([](LayerConfig& l) { l.sinks = true; })},
+      {"scaled layers", all([](LayerConfig& l) { l.scaled = true; })},
+      {"tied head",
+       [](ModelConfig& c) {
+         c.tied_head = true;
+         c.logit_scale = 0.5f;
+         c.final_softcap = 3;
+       }},
+      {"experts", all([](LayerConfig& l) {
+         l.intermediate = 0;
+         l.activation = Activation::swiglu;
+         l.experts = {5, 2, 40, true, true, true};
+       })},
+      {"experts beside an MLP", all([](LayerConfig& l) {
+         l.mlp_gate = true;
+         l.experts = {4, 2, 24, false, false, false};
+       })},
+      {"experts with norms of their own", all([](LayerConfig& l) {
+         l.post_norms = true;
+         l.experts = {4, 2, 24, true, false, false, true, true};
+       })},
+      {"per-layer inputs",
+       [](ModelConfig& c) {
+         c.per_layer = 12;
+         for (LayerConfig& l : c.layers) l.post_norms = l.v_norm = true;
+         c.layers[2].kv_layer = 0;
+       }},
+  };
+}
+
+std::unique_ptr<Model> build(const ModelConfig& config, int ranks, int threads = 2) {
+  DecoderBuilder builder(config, resolve_isa("auto"), threads, nullptr, ranks);
+  builder.fill_dummy(3);
+  return builder.finish(true);
+}
+
+std::vector<int32_t> some_tokens(int seed) {
+  std::vector<int32_t> tokens;
+  for (int i = 0; i < kTokens; ++i) tokens.push_back((i * 37 + seed * 11 + 5) % 1003);
+  return tokens;
+}
+
+// Sequences of one model, each on pages of its own.
+class Bench {
+ public:
+  explicit Bench(Model& model, int sequences = 1) : model_(model) {
+    const int64_t each = (kTokens + kPageTokens - 1) / kPageTokens;
+    model.pages().allocate_pages(std::vector<int64_t>(model.groups().size(), sequences * each));
+    for (int s = 0; s < sequences; ++s) {
+      tables_.emplace_back(each);
+      std::iota(tables_[s].begin(), tables_[s].end(), static_cast<int32_t>(s * each));
+    }
+    written_.resize(sequences);
+  }
+
+  // Computes counts[s] more tokens of each sequence and returns the logits of all of them.
+  std::vector<float> step(const std::vector<int>& counts, const StepCancel* cancel = nullptr) {
+    StepBatch batch;
+    for (size_t s = 0; s < counts.size(); ++s) {
+      if (counts[s] == 0) continue;
+      const std::vector<int32_t> tokens = some_tokens(static_cast<int>(s));
+      StepRow& row = batch.rows.emplace_back();
+      row.q_begin = static_cast<int64_t>(batch.token_ids.size());
+      row.q_len = counts[s];
+      row.kv_begin = written_[s];
+      row.pages.assign(model_.groups().size(), tables_[s].data());
+      for (int i = 0; i < counts[s]; ++i) {
+        batch.sample_rows.push_back(static_cast<int32_t>(batch.token_ids.size()));
+        batch.token_ids.push_back(tokens[written_[s] + i]);
+        batch.positions.push_back(static_cast<int32_t>(written_[s] + i));
+      }
+    }
+    std::vector<float> logits(batch.sample_rows.size() * model_.vocab(), NAN);
+    complete = model_.forward(batch, logits.data(), cancel);
+    if (complete)
+      for (size_t s = 0; s < counts.size(); ++s) written_[s] += counts[s];
+    return logits;
+  }
+  // All of sequence 0, in chunks.
+  std::vector<float> all(int chunk) {
+    std::vector<float> logits;
+    for (int at = 0; at < kTokens; at += chunk) {
+      const auto part = step({std::min(chunk, kTokens - at)});
+      logits.insert(logits.end(), part.begin(), part.end());
+    }
+    return logits;
+  }
+  void go_to(int64_t written) { written_[0] = written; }
+
+  bool complete = false;
+
+ private:
+  Model& model_;
+  std::vector<std::vector<int32_t>> tables_;
+  std::vector<int64_t> written_;
+};
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+// The largest difference as a share of the largest logit.
+float difference(const std::vector<float>& got, const std::vector<float>& want) {
+  CHECK(got.size() == want.size());
+  float most = 0, largest = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    CHECK(std::isfinite(got[i]));
+    most = std::max(most, std::fabs(got[i] - want[i]));
+    largest = std::max(largest, std::fabs(want[i]));
+  }
+  return most / largest;
+}
+
+void test_logits_are_those_of_one_rank() {
+  for (const Variant& variant : variants())
+    for (const int kv_heads : {1, 2, 4}) {
+      ModelConfig config = small(kv_heads);
+      variant.change(config);
+      const auto whole = build(config, 1);
+      const std::vector<float> want = Bench(*whole).all(kTokens);
+      for (const int ranks : {2, 4}) {
+        const auto group = build(config, ranks);
+        const float error = difference(Bench(*group).all(kTokens), want);
+        CHECK(error < 1e-4f, "%s, %d KV heads, %d ranks: %g", variant.name, kv_heads, ranks,
+              double(error));
+      }
+    }
+}
+
+void test_bits_depend_on_the_degree_alone() {
+  for (const char* format : {"float32", "bfloat16", "int8"})
+    for (const Variant& variant : variants()) {
+      ModelConfig config = small(2, format);
+      variant.change(config);
+      const auto group = build(config, 2, 2);
+      const std::vector<float> want = Bench(*group).all(kTokens);
+      for (const int threads : {1, 4}) {
+        const auto other = build(config, 2, threads);
+        CHECK(other->numerics_fingerprint() == group->numerics_fingerprint());
+        CHECK(same_bits(Bench(*other).all(kTokens), want), "%s, %d threads", variant.name, threads);
+      }
+      for (const int chunk : {1, 7, 64})
+        CHECK(same_bits(Bench(*group).all(chunk), want), "%s, chunks of %d", variant.name, chunk);
+      Bench batch(*group, 3);  // beside two others
+      std::vector<float> rows = batch.step({100, 20, 1});
+      rows.resize(100 * group->vocab());
+      const std::vector<float> rest = batch.step({50, 0, 30});
+      rows.insert(rows.end(), rest.begin(), rest.begin() + 50 * group->vocab());
+      CHECK(same_bits(rows, want), "%s, beside others", variant.name);
+    }
+}
+
+std::vector<uint8_t> payload(Model& model, int group, int32_t page, int count) {
+  std::vector<uint8_t> bytes(model.pages().stored_page_bytes(group, count), 0xA5);
+  model.pages().read_page(group, page, count, bytes.data());
+  return bytes;
+}
+
+// Pages go through groups of any size, byte for byte, and the next tokens continue with them.
+void test_pages_move_between_degrees() {
+  for (const int kv_heads : {1, 2, 4}) {
+    const ModelConfig config = small(kv_heads);
+    const auto first = build(config, 1);
+    Bench source(*first);
+    source.step({128});
+    const std::vector<float> want = source.step({kTokens - 128});
+    for (const int ranks : {1, 2, 4}) {
+      const auto model = build(config, ranks);
+      Bench bench(*model);
+      for (size_t g = 0; g < model->groups().size(); ++g) {
+        const int group = static_cast<int>(g);
+        CHECK(model->groups()[g].page_bytes >= first->groups()[g].page_bytes);
+        for (int32_t page = 0; page < 2; ++page) {
+          const auto bytes = payload(*first, group, page, kPageTokens);
+          model->pages().write_page(group, page, kPageTokens, bytes.data());
+          CHECK(payload(*model, group, page, kPageTokens) == bytes, "%d ranks", ranks);
+          CHECK(payload(*model, group, page, 17) == payload(*first, group, page, 17));
+        }
+      }
+      bench.go_to(128);
+      const float error = difference(bench.step({kTokens - 128}), want);
+      CHECK(error < 1e-4f, "%d KV heads, %d ranks: %g", kv_heads, ranks, double(error));
+    }
+  }
+}
+
+// The KV of the first layer needs no sum, so it is the same on ranks, bit for bit.
+void test_ranks_compute_the_same_kv() {
+  ModelConfig config = small(2);
+  config.layers.resize(1);
+  const auto whole = build(config, 1);
+  Bench(*whole).all(kTokens);
+  for (const int ranks : {2, 4}) {
+    const auto group = build(config, ranks);
+    Bench(*group).all(kTokens);
+    for (int32_t page = 0; page < 3; ++page) {
+      const int count = page < 2 ? kPageTokens : kTokens - 2 * kPageTokens;
+      CHECK(payload(*group, 0, page, count) == payload(*whole, 0, page, count));
+    }
+  }
+}
+
+// A group whose ranks call `hook` with the number of their exchange in a step.
+struct Hooked {
+  std::function<void(int rank, int number)> hook;
+  std::vector<int> counts = std::vector<int>(8);
+  std::unique_ptr<Model> model;
+
+  Hooked(const ModelConfig& config, int ranks, int threads) {
+    RankExchange::test_hook = [this](int rank) {
+      if (hook) hook(rank, counts[rank]++);
+    };
+    model = build(config, ranks, threads);
+    RankExchange::test_hook = nullptr;
+  }
+  void set(std::function<void(int rank, int number)> other) {
+    std::fill(counts.begin(), counts.end(), 0);
+    hook = std::move(other);
+  }
+};
+
+// Two exchanges a layer; a rank that throws in any of them fails the step, and the next one runs.
+void test_a_rank_that_throws_fails_the_step_alone() {
+  constexpr int kRanks = 4, kExchanges = 6;
+  Hooked group(small(2), kRanks, 4);
+  Model* const model = group.model.get();
+  const std::vector<float> want = Bench(*model).all(kTokens);
+  for (int rank = 0; rank < kRanks; ++rank)
+    for (int at = 0; at < kExchanges; ++at) {
+      Bench bench(*model);
+      std::string error;
+      group.set([&](int r, int number) {
+        if (r == rank && number == at) throw_error(ErrorCode::model, "rank ", r);
+      });
+      try {
+        bench.step({kTokens});
+      } catch (const Error& e) {
+        error = e.what();
+      }
+      CHECK(error == "rank " + std::to_string(rank), "%s", error.c_str());
+      group.set({});
+      CHECK(same_bits(bench.all(kTokens), want));
+    }
+}
+
+// Rank 0 sees the flag in its exchanges; all leave before the next layer.
+void test_a_cancel_ends_the_step_between_layers() {
+  Hooked group(small(2), 2, 2);
+  Model* const model = group.model.get();
+  const std::vector<float> want = Bench(*model).all(kTokens);
+  for (int at = 0; at < 6; ++at) {
+    std::atomic<bool> flag{false};
+    const StepCancel cancel{{&flag}};
+    Bench bench(*model);
+    int posted = 0;
+    group.set([&](int rank, int number) {
+      if (rank != 0) return;
+      posted = number + 1;
+      if (number == at) flag = true;
+    });
+    bench.step({kTokens}, &cancel);
+    group.set({});
+    // The flag is read before the hook runs, so the next exchange carries it.
+    const int last = std::min(6, (at + 1) / 2 * 2 + 2);
+    CHECK(posted == last, "%d exchanges, flag in %d", posted, at);
+    CHECK(bench.complete == (last == 6));
+    if (!bench.complete) CHECK(same_bits(bench.all(kTokens), want));
+  }
+  std::atomic<bool> flag{true};
+  const StepCancel cancel{{&flag}};
+  Bench bench(*model);
+  bench.step({kTokens}, &cancel);
+  CHECK(!bench.complete);
+}
+
+void test_ranks_share_what_is_not_cut() {
+  const ModelConfig config = small(4);
+  const size_t whole = build(config, 1)->weight_bytes();
+  // Rows are padded per rank: 18 gates to 32, 24 columns to 32.
+  CHECK(build(config, 2)->weight_bytes() < whole * 1.3);
+  CHECK(build(config, 4)->weight_bytes() < whole * 1.6);
+}
+
+// Calls build() with this many ranks and returns the error.
+std::string refusal(const ModelConfig& config, int ranks) {
+  try {
+    build(config, ranks);
+  } catch (const Error& e) {
+    CHECK(e.code() == ErrorCode::invalid_request);
+    return e.what();
+  }
+  return "";
+}
+
+void test_degrees_that_are_refused() {
+  const auto expect = [](const ModelConfig& config, int ranks, const std::string& error) {
+    const std::string got = refusal(config, ranks);
+    CHECK(got == error, "%s", got.c_str());
+  };
+  ModelConfig config = small(2);
+  expect(config, 3, "tp is 3, but layer 0 has 4 heads; expected 1, 2 or 4 for this model");
+  expect(config, 1 << 20,
+         "tp is 1048576, but layer 0 has 4 heads; expected 1, 2 or 4 for this model");
+  expect(config, 0, "tp is 0, expected 1 or more");
+  expect(config, -1, "tp is -1, expected 1 or more");
+  config.layers[1].intermediate = 70;
+  expect(config, 4,
+         "tp is 4, but layer 1 has an intermediate size of 70; expected 1 or 2 for this model");
+  config.layers[1].intermediate = 71;
+  expect(config, 2,
+         "tp is 2, but layer 1 has an intermediate size of 71; expected 1 for this model");
+  config = small(2);
+  config.layers[2].experts = {4, 1, 50, false, false, false};
+  expect(config, 4,
+         "tp is 4, but layer 2 has experts with an intermediate size of 50; expected 1 or 2 for "
+         "this model");
+  config = small(2);
+  for (LayerConfig& layer : config.layers) layer.heads = 6, layer.kv_heads = 3;
+  expect(config, 2, "tp is 2, but layer 0 has 3 KV heads; expected 1, 3 or 6 for this model");
+  config = small(2);
+  config.layers[0].qk_norm_all = true;
+  expect(config, 2,
+         "tp is 2, but layer 0 has norms across all heads of q and k; expected 1 for this model");
+  config = small(2, "int4-g32-bfloat16-minimum");
+  expect(
+      config, 2,
+      "tp is 2, but weight layers.0.down is int4-g32-bfloat16-minimum, which is cut at multiples "
+      "of 32 columns, not of 36; expected 1 for this model");
+  config = small(2);
+  config.slot_formats["layers.1.o"] = "int4-g32-float16-ordered";
+  expect(config, 2,
+         "tp is 2, but weight layers.1.o is int4-g32-float16-ordered, which cannot be cut by "
+         "columns; expected 1 for this model");
+  config = small(2);
+  config.slot_formats["layers.1.qkv"] = "96 int8 + 80 bfloat16";
+  expect(config, 2, "");
+}
+
+}  // namespace
+}  // namespace turbomind
+
+int main(int argc, char** argv) {
+  using namespace turbomind;
+  return run_cases(
+      argc, argv,
+      {TM_CASE(test_logits_are_those_of_one_rank), TM_CASE(test_bits_depend_on_the_degree_alone),
+       TM_CASE(test_pages_move_between_degrees), TM_CASE(test_ranks_compute_the_same_kv),
+       TM_CASE(test_a_rank_that_throws_fails_the_step_alone),
+       TM_CASE(test_a_cancel_ends_the_step_between_layers),
+       TM_CASE(test_ranks_share_what_is_not_cut), TM_CASE(test_degrees_that_are_refused)});
+}
