@@ -1,6 +1,7 @@
 """Lets the tests run from a checkout where lmchat is not installed.
 
-There it imports `cli/` as `lmchat.cli`, as `package-dir` in pyproject.toml maps it.
+There it imports `cli/` as `lmchat.cli` and `webui/` as `lmchat.webui`, as `package-dir` in
+pyproject.toml maps them.
 """
 
 import importlib.util
@@ -9,10 +10,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent
 
-if importlib.util.find_spec("lmchat.cli") is None:
-    spec = importlib.util.spec_from_file_location("lmchat.cli", ROOT / "cli" / "__init__.py")
-    assert spec is not None
-    assert spec.loader is not None
-    package = importlib.util.module_from_spec(spec)
-    sys.modules["lmchat.cli"] = package
-    spec.loader.exec_module(package)
+for name, folder in (("lmchat.cli", "cli"), ("lmchat.webui", "webui")):
+    if importlib.util.find_spec(name) is None:
+        spec = importlib.util.spec_from_file_location(name, ROOT / folder / "__init__.py")
+        assert spec is not None
+        assert spec.loader is not None
+        package = importlib.util.module_from_spec(spec)
+        sys.modules[name] = package
+        spec.loader.exec_module(package)

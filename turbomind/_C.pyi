@@ -29,6 +29,19 @@ class RopeTable:
     interleaved: bool
     def __init__(self) -> None: ...
 
+class ExpertsConfig:
+    """Experts in place of an MLP, or beside it; `intermediate` is the width of one."""
+
+    count: int
+    top_k: int
+    intermediate: int
+    renormalize: bool  # the weights of a token's experts have the sum 1
+    router_bias: bool
+    bias: bool
+    scaled: bool
+    own_norms: bool  # of the MLP and of the experts beside it
+    def __init__(self) -> None: ...
+
 class LayerConfig:
     """One decoder layer; sizes in elements, `window` in tokens (0: full attention)."""
 
@@ -37,16 +50,36 @@ class LayerConfig:
     k_dim: int
     v_dim: int
     window: int
+    kv_layer: int  # earlier layer whose KV attention reads; -1: its own
     rope: int
     attn_scale: float
     softcap: float
     qk_norm: bool
+    v_norm: bool
     qkv_bias: bool
     o_bias: bool
-    intermediate: int
+    intermediate: int  # 0: no MLP beside experts
+    experts: ExpertsConfig
+    activation: str  # "silu" | "gelu_tanh" | "swiglu"
     mlp_bias: bool
+    mlp_gate: bool
+    qk_norm_all: bool
+    sinks: bool
+    post_norms: bool
     residual_scale: float
+    scaled: bool
     def __init__(self) -> None: ...
+
+# Names of weight formats: "bfloat16", "float16", "float32", "int8" (one scale per row), and those
+# that these functions return. See cpp/linear/code_layout.h.
+# bits: 4 or 8. group: values of K per scale, 16 to 256; 0: one float32 scale per row.
+# scales: "float32", "float16", "bfloat16", or "int8": times a float16 per 256 values.
+# offsets: "none": scale * (code - 2^(bits-1)); "zero": scale * (code - zero), a byte per group;
+# "minimum": scale * code + minimum. ordered: code column j is for column columns[j] of the input.
+def code_format(
+    bits: int, group: int, scales: str, offsets: str = "none", ordered: bool = False
+) -> str: ...
+def parts_format(parts: Sequence[tuple[int, str]]) -> str: ...  # rows and format of each part
 
 class ModelConfig:
     """A decoder-only model. Lists are copied in and out: assign them whole."""
@@ -58,9 +91,12 @@ class ModelConfig:
     norm_eps: float
     norm_weight_offset: float
     embed_scale: float
+    logit_scale: float
     final_softcap: float
     tied_head: bool
-    weight_format: str  # "bfloat16" | "float16" | "float32"
+    per_layer: int
+    weight_format: str  # of slots that slot_formats does not have: "bfloat16", "float16", "float32"
+    slot_formats: dict[str, str]  # by the name of a matrix's slot
     kv_dtype: str  # "bfloat16" | "float32"
     ropes: list[RopeTable]
     layers: list[LayerConfig]
@@ -78,8 +114,15 @@ class CacheGroup:
     @property
     def page_bytes(self) -> int: ...
 
-def plan_cache(config: ModelConfig) -> list[CacheGroup]:
-    """Returns the cache groups of a model. Raises ModelError for a config out of range."""
+def pool_sizes(
+    groups: list[CacheGroup], *, bytes: int, pages: int, rows: int, chunk: int
+) -> list[int]:
+    """Returns the pages of each cache group: in `bytes`, or with `pages`, unless it is 0, for the group
+    that reaches the furthest back. Steps have at most `rows` sequences and `chunk` prompt tokens."""
+
+def plan_cache(config: ModelConfig, ranks: int = 1) -> list[CacheGroup]:
+    """Returns the cache groups of a model with the pages of all ranks. Raises ModelError for a config
+    out of range, InvalidRequest for one that cannot be cut over so many ranks."""
 
 class Slot:
     """A place for one weight of a model, [rows][cols] elements."""
@@ -92,12 +135,42 @@ class Slot:
     def cols(self) -> int: ...
     @property
     def linear(self) -> bool: ...
+    @property
+    def format(self) -> str: ...  # name of the weight format; "float32" for vectors
+    @property
+    def bytes(self) -> int: ...  # packed, padding included
 
 class SourceFile:
     """A row-major tensor in an open file: `offset` and `bytes` are its place. The caller keeps
     the descriptor open."""
 
     def __init__(self, path: str, descriptor: int, offset: int, bytes: int) -> None: ...
+
+class CodeRows:
+    """Rows of codes of a quantized checkpoint, in contiguous buffers, row-major.
+
+    codes: [rows, cols] bytes, or with code_bits 4 two a byte, the even column in the low half.
+    scales, offsets: [rows, groups] in the types of the format. super_scales, super_offsets:
+    [rows, cols / 256] float16, of scales "int8". columns: [cols] int32, of ordered formats.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        cols: int,
+        codes: Any,
+        scales: Any,
+        offsets: Any = None,
+        super_scales: Any = None,
+        super_offsets: Any = None,
+        columns: Any = None,
+        code_bits: int = 8,
+    ) -> None: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def cols(self) -> int: ...
+    def unpack(self, weight_format: str) -> npt.NDArray[np.float32]: ...
 
 class DecoderBuilder:
     """Packs weights. Segments are (buffer or SourceFile, dtype name, first row, rows, columns) of
@@ -112,12 +185,17 @@ class DecoderBuilder:
         threads: int,
         gpu: GpuOptions | None = None,
         tile_order: TileOrder | None = None,
+        ranks: int = 1,
     ) -> None: ...
     @property
     def slots(self) -> list[Slot]: ...
-    def set(self, slot: str, segments: Sequence[tuple[Any, str, int, int, int]]) -> None: ...
+    def set(
+        self, slot: str, segments: Sequence[tuple[Any, str, int, int, int] | CodeRows]
+    ) -> None: ...
     def fill_dummy(self, seed: int) -> None: ...
     def finish(self, check_finite: bool) -> Model: ...
+
+def weight_slots(config: ModelConfig, gpu: bool = False) -> list[Slot]: ...  # without packing
 
 class GpuOptions:
     """The GPU of a model, and the mode of its kernels."""
@@ -394,6 +472,7 @@ def attention_scratch_bytes(isa: str, threads: int, k_dim: int, v_dim: int) -> i
 # Benchmarks' ceilings and bare products; see cpp/ceilings/ceilings.h.
 def measure_read(isa: str, threads: int, buffer_bytes: int, seconds: float) -> float: ...
 def measure_tiles(isa: str, threads: int, seconds: float) -> float: ...
+def measure_int8(isa: str, threads: int, seconds: float) -> float: ...
 def measure_linear(
     isa: str,
     threads: int,
@@ -440,6 +519,9 @@ def gpu_free_bytes(gpu: GpuOptions) -> int: ...
 def cublaslt_note(folders: Sequence[str]) -> str: ...  # path of the library, or why there is none
 
 # Tests: one op on plain arrays. It stays small; the engine's own paths are the real tests.
+# test_unpack: the values that w [n, k] has once it is packed.
+def test_unpack(weight_format: str, w: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]: ...
+
 # test_linear: w and bias in packed row order; epilogue "add" starts from y = 1.
 def test_linear(
     isa: str,

@@ -15,7 +15,7 @@ from turbomind.errors import (
 from turbomind.handle import Handle
 from turbomind.inbox import Inbox
 from turbomind.loading.loader import ModelInfo, describe
-from turbomind.stats import Stats
+from turbomind.stats import GroupStats, Stats
 from turbomind.stream import Choice, Event, Generation, Stream, TokenLogprobs
 from turbomind.tiers import Flushed, Forecast, Residence, TierStats
 
@@ -30,6 +30,7 @@ __all__ = [
     "Flushed",
     "Forecast",
     "Generation",
+    "GroupStats",
     "Handle",
     "Inbox",
     "InternalError",

@@ -96,12 +96,37 @@ def _bytes(value: object) -> int:
         raise InvalidRequest(f"{error} or a share like '90%'") from None
 
 
+def pool_sizes(
+    groups: list[_C.CacheGroup], options: _C.EngineOptions, cache_bytes: int = 0
+) -> list[int]:
+    """Returns how many pages each cache group of an engine gets.
+
+    Args:
+        groups: The cache groups of the model.
+        options: The engine's options.
+        cache_bytes: The memory of the pages, unless the options have `cache_pages`.
+    """
+    return _C.pool_sizes(
+        groups,
+        bytes=cache_bytes,
+        pages=options.cache_pages,
+        rows=options.max_batch_size,
+        chunk=options.prefill_chunk,
+    )
+
+
+def pool_bytes(groups: list[_C.CacheGroup], options: _C.EngineOptions) -> int:
+    """Returns the bytes of all pages of an engine whose options have `cache_pages`."""
+    sizes = pool_sizes(groups, options)
+    return sum(n * group.page_bytes for n, group in zip(sizes, groups, strict=True))
+
+
 def _check(options: _C.EngineOptions, model: _C.Model) -> None:
     """Raises InvalidRequest for a cache that this machine cannot hold."""
     size, name = options.cache_bytes, "cache_memory"
     if options.cache_pages:
         name = "cache_pages"
-        size = options.cache_pages * sum(group.page_bytes for group in model.groups)
+        size = pool_bytes(model.groups, options)
     if size > physical_memory():
         raise InvalidRequest(
             f"{name} asks for {size} bytes, expected at most this machine's {physical_memory()}"

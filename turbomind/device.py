@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING
 
 import turbomind._C as _C
 from turbomind.errors import InvalidRequest
+from turbomind.params import integer
 
 if TYPE_CHECKING:
     from turbomind.loading.loader import ModelInfo
 
 DEVICE_VARIABLE = "TURBOMIND_DEVICE"
+TP_VARIABLE = "TURBOMIND_TP"
+_MAX_TP = (1 << 31) - 1  # of the core; the model allows fewer
 SWITCH_VARIABLES = ("TM_CUDA_OVERLAP", "TM_CUDA_GRAPHS")  # cpp/cuda/gpu_switches.h
 DETERMINISTIC_VARIABLE = "TURBOMIND_DETERMINISTIC"
 _log = logging.getLogger(__name__)
@@ -34,38 +37,75 @@ def gpu_options(
     isa: object = "auto",
     dtype: object = "auto",
     kv_dtype: object = "auto",
+    tp: int = 1,
 ) -> _C.GpuOptions | None:
     """Resolves the `device` option.
 
     Args:
         device: "cpu"; "cuda" or "cuda:1", a GPU; "cuda_emulated", the GPU's kernels on the host,
             thousands of times slower, for tests; or "auto". "auto" is $TURBOMIND_DEVICE if set;
-            else the CPU if `isa` or float32 is asked for by name; else "cuda" if `gpu_fault()`
-            finds a GPU that works; else the CPU.
+            else the CPU if `isa` or float32 is asked for by name or `tp` is above 1; else "cuda"
+            if `gpu_fault()` finds a GPU that works; else the CPU.
         deterministic: Uses only batch-invariant kernels. None: $TURBOMIND_DETERMINISTIC, 0 (the
             default) or 1.
         isa: The engine's option.
         dtype: The engine's option.
         kv_dtype: The engine's option.
+        tp: The ranks, from `rank_count()`.
 
     Returns:
         Options of a GPU; None is the CPU.
 
     Raises:
-        InvalidRequest: An argument or variable has another value, or there is no such GPU.
+        InvalidRequest: An argument or variable has another value, there is no such GPU, or a GPU is
+            named for several ranks.
     """
     exact = _deterministic(deterministic)
     _check_switches()
-    source = "device"
+    device, source = named_device(device, isa=isa, dtype=dtype, kv_dtype=kv_dtype, tp=tp)
     if device == "auto":
-        named = os.environ.get(DEVICE_VARIABLE) or "auto"
-        if named != "auto":
-            device, source = named, f"the environment variable {DEVICE_VARIABLE}"
-        elif isa != "auto" or "float32" in (dtype, kv_dtype) or gpu_fault():
-            device = "cpu"
-        else:
-            device = "cuda"
-    return _options(device, source, exact)
+        device = "cpu" if gpu_fault() else "cuda"
+    gpu = _options(device, source, exact)
+    if gpu is not None and tp > 1:
+        raise InvalidRequest(f"tp is {tp}, expected 1 on a GPU: {source} is {device!r}")
+    return gpu
+
+
+def rank_count(tp: object = None) -> int:
+    """Returns the ranks that a model is cut over: `tp`, or for None $TURBOMIND_TP, else 1.
+
+    Raises:
+        InvalidRequest: It is not an integer of 1 or more.
+    """
+    if tp is not None:
+        return integer("tp", tp, 1, _MAX_TP)
+    named = os.environ.get(TP_VARIABLE, "")
+    if not named:
+        return 1
+    if not named.isascii() or not named.isdigit() or not 1 <= int(named[:11]) <= _MAX_TP:
+        raise InvalidRequest(
+            f"the environment variable {TP_VARIABLE} is {named!r}, expected an integer of 1 or more"
+        )
+    return int(named)
+
+
+def named_device(
+    device: object = "auto",
+    *,
+    isa: object = "auto",
+    dtype: object = "auto",
+    kv_dtype: object = "auto",
+    tp: int = 1,
+) -> tuple[object, str]:
+    """Returns the device that the options of `gpu_options()` or $TURBOMIND_DEVICE name, and which
+    of them does. "auto" is left where a GPU is taken if it works; the GPU is not used to see."""
+    if device != "auto":
+        return device, "device"
+    named = os.environ.get(DEVICE_VARIABLE) or "auto"
+    if named != "auto":
+        return named, f"the environment variable {DEVICE_VARIABLE}"
+    on_cpu = isa != "auto" or "float32" in (dtype, kv_dtype) or tp > 1
+    return "cpu" if on_cpu else "auto", "device"
 
 
 def is_automatic(device: object) -> bool:
@@ -95,15 +135,14 @@ def model_fault(info: ModelInfo, gpu: _C.GpuOptions) -> str:
     """Returns why a GPU cannot run a model, from its configs; an empty text if nothing is known.
 
     The check compares the weights with the GPU's whole memory; loading checks the free memory."""
-    core = info.description.to_core(info.dtype, info.kv_dtype, "")
-    fault = _C.model_fault(core, gpu)
+    fault = _C.model_fault(info.to_core(), gpu)
     if fault:
         return fault
     devices = (d for d in _C.gpu_devices() if (d.kind, d.index) == (gpu.kind, gpu.index))
     total = next(devices).total_bytes
     if info.weight_bytes < total:
         return ""
-    return f"the weights need {info.weight_bytes} bytes as {info.dtype}, it has {total}"
+    return f"the weights need {info.weight_bytes} bytes as {info.weights_text}, it has {total}"
 
 
 @functools.cache
@@ -128,7 +167,7 @@ def library_folders() -> list[str]:
 
 def _options(device: object, source: str, deterministic: bool) -> _C.GpuOptions | None:
     if not isinstance(device, str):
-        raise InvalidRequest(f"{source} is {device!r}, expected a text")
+        raise InvalidRequest(f"{source} is {device!r}, expected a string")
     if device == "cpu":
         return None
     if device == "cuda_emulated":

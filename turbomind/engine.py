@@ -20,7 +20,7 @@ import numpy.typing as npt
 import turbomind._C as _C
 from turbomind.defaults import CacheSize, defaults
 from turbomind.descriptors import explain_open_file_limit
-from turbomind.device import device_name, gpu_options, is_automatic, model_fault
+from turbomind.device import device_name, gpu_options, is_automatic, model_fault, rank_count
 from turbomind.errors import EngineClosed, Error, InternalError, InvalidRequest, ModelError
 from turbomind.handle import Handle
 from turbomind.inbox import Inbox
@@ -31,6 +31,7 @@ from turbomind.loading.loader import (
     load,
     unknown_fields_note,
 )
+from turbomind.loading.quantize import read_quantize
 from turbomind.machine import physical_cores
 from turbomind.memory_budget import check_gpu_memory, check_logits, check_memory, piece_rows
 from turbomind.params import (
@@ -45,7 +46,7 @@ from turbomind.params import (
     token_id_list,
 )
 from turbomind.shown import shown
-from turbomind.stats import Stats
+from turbomind.stats import GroupStats, Stats
 from turbomind.stream import Generation, LoopReader, LoopWakers, Stream, collect
 from turbomind.tiers import (
     Flushed,
@@ -62,10 +63,10 @@ if TYPE_CHECKING:
     from turbomind.params import RequestSettings, StreamSettings
 
 OPTIONS = (
-    "device", "dtype", "kv_dtype", "threads", "max_batch_size", "max_context_tokens",
-    "cache_memory", "cache_pages", "prefill_chunk", "step_ms", "prefix_reuse", "load_format",
-    "seed", "rope_length", "isa", "revision", "weights_digests", "host_memory", "page_folder",
-    "disk_quota", "deterministic", "warm_up",
+    "device", "dtype", "quantize", "head", "group_size", "kv_dtype", "threads", "max_batch_size",
+    "max_context_tokens", "cache_memory", "cache_pages", "prefill_chunk", "step_ms", "prefix_reuse",
+    "load_format", "seed", "rope_length", "isa", "revision", "weights_digests", "host_memory",
+    "page_folder", "disk_quota", "deterministic", "warm_up", "tp",
 )  # fmt: skip
 _log = logging.getLogger(__name__)
 _OF_HANDLES = ("salt", "retention_priority")  # of a request, but set where a handle is opened
@@ -82,12 +83,19 @@ class Engine:
     The engine is a context manager; `close()` ends all requests.
 
     Args:
-        path: A model folder, a hub name, or (load_format "dummy") a config.json.
+        path: A model folder, a GGUF file, a hub name, or (load_format "dummy") a config.json.
         device: "cpu"; "cuda" or "cuda:1", a GPU; "cuda_emulated", the GPU's kernels on the host,
             for tests; or "auto", which is $TURBOMIND_DEVICE, else a GPU that works, but the CPU
-            where `isa` or float32 is asked for by name (turbomind/device.py).
+            where `isa`, float32 or several ranks are asked for (turbomind/device.py).
         dtype: Format of the weights in memory: "bfloat16", "float16", "float32" (not on a GPU), or
             "auto", the config's own (bfloat16 where it has none, and on a GPU in place of float32).
+        quantize: Quantizes the matrices while they are loaded, on the CPU: "int8", symmetric with
+            one scale per output; "int4", asymmetric with a scale and a minimum per group of inputs;
+            or None. Products round their input to int8 per group.
+        head: Of a quantized model, the format of the head and of an embedding that shares its
+            memory: "int8", which is None; "int4", with `quantize="int4"`; or "keep" for the dtype.
+            Of a quantized checkpoint with a 16-bit head: "int8", or None for the dtype.
+        group_size: Inputs per scale of int4: 32, 64 or 128. None: 128.
         kv_dtype: Format of the KV cache: "bfloat16", "float16", "float32", or "auto", which is
             float32 for float32 weights, else bfloat16. float16 keeps 11 significant bits where
             bfloat16 keeps 8, up to 65,504. On a GPU that of the weights, bfloat16 or float16.
@@ -101,14 +109,15 @@ class Engine:
             the rest of the share, if more) for captured graphs and libraries. None: "2GiB" but at
             most 80% of what is free, on a
             GPU "90%", emulated "64MiB". `stats().cache_bytes` is the result.
-        cache_pages: Pages per cache group, in place of cache_memory.
+        cache_pages: Pages of full attention, in place of cache_memory. Windows get the pages that
+            `max_batch_size` sequences and some idle ones need, at most as many.
         prefill_chunk: Most prompt tokens of one step (chunked prefill). None: 512, on a GPU 2048.
         step_ms: Target duration of a step that generates a token, in milliseconds; other steps may
             take four times as long. None: 100, on a GPU 25.
         prefix_reuse: Prefix caching: requests may use pages of others with the same prefix.
         load_format: "auto", or "dummy": weights made from the config and `seed`.
         seed: Seed of dummy weights, 0 to 2**64 - 1.
-        rope_length: Tokens that dynamic NTK rope scaling is computed for.
+        rope_length: Tokens that a rope scaling which depends on a length is computed for.
         isa: Instruction set of the CPU; "auto" is $TURBOMIND_ISA, else the best of this CPU.
         revision: Branch, tag or commit of a hub name.
         weights_digests: JSON file that caches the SHA-256 of whole weight files, so that the
@@ -124,6 +133,9 @@ class Engine:
         warm_up: Runs steps before the first request, so that first requests are as fast as later
             ones: on a GPU steps of all kinds, for at most 5 seconds, and on any device two or more
             whose times decide how the first prompt is cut. None: True, but not on an emulated GPU.
+        tp: Tensor parallelism, on the CPU: ranks that the model is cut over, each with a part of
+            the threads. It divides heads and intermediate sizes. None: $TURBOMIND_TP, else 1. KV
+            of another number of ranks is used; `exact` requests compute it again.
 
     Raises:
         InvalidRequest: An option is wrong.
@@ -139,6 +151,9 @@ class Engine:
         *,
         device: str = "auto",
         dtype: str = "auto",
+        quantize: str | None = None,
+        head: str | None = None,
+        group_size: int | None = None,
         kv_dtype: str = "auto",
         threads: int | None = None,
         max_batch_size: int = 16,
@@ -159,17 +174,22 @@ class Engine:
         disk_quota: int | str | None = None,
         deterministic: bool | None = None,
         warm_up: bool | None = None,
+        tp: int | None = None,
         **unknown: Any,
     ) -> None:
         refuse_unknown("engine option", unknown, OPTIONS)
-        gpu = gpu_options(device, deterministic, isa=isa, dtype=dtype, kv_dtype=kv_dtype)
+        self.tp = rank_count(tp)
+        gpu = gpu_options(
+            device, deterministic, isa=isa, dtype=dtype, kv_dtype=kv_dtype, tp=self.tp
+        )
         self.threads = (
             physical_cores() if threads is None else integer("threads", threads, 1, _MAX_THREADS)
         )
         first = integer("seed", seed, 0, (1 << 64) - 1)
         if not isinstance(isa, str):
-            raise InvalidRequest(f"isa is {shown(isa)}, expected a text")
+            raise InvalidRequest(f"isa is {shown(isa)}, expected a string")
         self.isa = _C.resolve_isa(isa)
+        quantized = read_quantize(quantize, head, group_size)
         self._closed = False
 
         def options_on(gpu: _C.GpuOptions | None) -> tuple[_C.EngineOptions, CacheSize]:
@@ -202,6 +222,8 @@ class Engine:
                 revision=revision,
                 weights=load_format != "dummy",
                 gpu=gpu is not None,
+                quantize=quantized,
+                tp=self.tp,
             )
             needed = 0
             if gpu is None:
@@ -259,12 +281,12 @@ class Engine:
         self._tiers = tiers
         self.vocab_size: int = model.vocab
         self.weight_bytes: int = model.weight_bytes
-        self.cache_groups: int = len(model.groups)  # groups of layers, of equally many pages
         cache.set(options, model, gpu, needed)
         self._wakers = LoopWakers()
         self._core = _C.Engine(options, model)
         self.max_context: int = self.stats().max_context  # tokens one sequence can have
         self.max_batch_size: int = options.max_batch_size  # sequences that run at once
+        self.prefill_chunk: int = options.prefill_chunk  # most prompt tokens of a step
         done, kinds, seconds = self.warmed_up
         if kinds:
             _log.info("warmed up in %.1f s: %d of %d kinds of steps", seconds, done, kinds)
@@ -295,7 +317,7 @@ class Engine:
         """
         options = _C.HandleOptions()
         set_option(options, "persist", persist, "True or False")
-        set_option(options, "salt", salt, "a text")
+        set_option(options, "salt", salt, "a string")
         set_option(options, "retention_priority", retention_priority, "a number")
         return Handle(self, self._core.open(options), options.persist)
 
@@ -610,6 +632,7 @@ class Engine:
         """Returns the counters since opening, and what is in use now."""
         values = self._core.stats()
         values["tiers"] = self._tiers.stats(values["tiers"])
+        values["groups"] = tuple(GroupStats(**group) for group in values["groups"])
         return Stats(**{f.name: values[f.name] for f in fields(Stats)})
 
     def evict(self) -> None:
@@ -673,7 +696,7 @@ def _close_at_exit() -> None:
 
 def _text(name: str, value: str) -> str:
     if not isinstance(value, str):
-        raise InvalidRequest(f"{name} is {shown(value)}, expected a text")
+        raise InvalidRequest(f"{name} is {shown(value)}, expected a string")
     return value
 
 

@@ -21,15 +21,21 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 def physical_cores() -> int:
     """Counts the physical cores in the affinity mask, at most the container's CPU quota."""
+    return max(1, min(len(cores()), _quota()))
+
+
+def cores() -> list[frozenset[int]]:
+    """Returns the CPUs of each physical core in the affinity mask, in numerical order."""
     usable = os.sched_getaffinity(0)
-    cores = set()
-    for cpu in usable:
+    found: dict[str, set[int]] = {}
+    for cpu in sorted(usable):
         siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
         try:
-            cores.add(siblings.read_text().strip())
+            name = siblings.read_text().strip()
         except OSError:
-            cores.add(str(cpu))
-    return max(1, min(len(cores), _quota()))
+            name = str(cpu)
+        found.setdefault(name, set()).add(cpu)
+    return [frozenset(cpus) for cpus in found.values()]
 
 
 def _quota() -> int:

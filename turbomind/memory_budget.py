@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import turbomind._C as _C
-from turbomind.defaults import CacheSize
+from turbomind.defaults import CacheSize, pool_bytes
 from turbomind.errors import InvalidRequest
 from turbomind.loading.loader import ModelInfo
 from turbomind.machine import available_memory
-from turbomind.models import Description
+from turbomind.models import Description, Layer
 
 _PADDING = 1.01  # packed weights and their sources
 _FIXED = 48 << 20  # thread stacks, tables and sources of weights that are packed
@@ -50,7 +50,7 @@ def check_memory(
     available = available_memory()  # once: a cache of 100% would exceed a second, smaller figure
     attention = attention_bytes(info.description, isa, threads)
     check_parts(parts_of(info, options, cache, available, attention), available)
-    return step_bytes(info.description, options) + attention + _FIXED + options.host_bytes
+    return step_bytes(info.description, options, info.tp) + attention + _FIXED + options.host_bytes
 
 
 def check_gpu_memory(
@@ -68,13 +68,13 @@ def check_gpu_memory(
         InvalidRequest: It does not fit; the message has the bytes needed and those free.
     """
     free = _C.gpu_free_bytes(gpu)
-    kv = options.cache_pages * _C.PAGE_TOKENS * info.kv_bytes_per_token
+    kv = pool_bytes(cache_groups(info), options) if options.cache_pages else 0
     kv = kv or cache.of(max(0, free - info.weight_bytes))
     if info.weight_bytes + kv > free:
         raise InvalidRequest(
-            f"the weights need {info.weight_bytes} bytes as {info.dtype} and the KV cache {kv} "
-            f"(cache_memory, cache_pages), expected at most {free} together, the device's free "
-            "memory"
+            f"the weights need {info.weight_bytes} bytes as {info.weights_text} and the KV cache "
+            f"{kv} (cache_memory, cache_pages), expected at most {free} together, the device's "
+            "free memory"
         )
 
 
@@ -104,34 +104,57 @@ def parts_of(
 ) -> list[Part]:
     """Returns the parts of the memory that an engine will use once its cache is full."""
     weights = int(info.weight_bytes * _PADDING)
-    steps = step_bytes(info.description, options) + attention + _FIXED
+    steps = step_bytes(info.description, options, info.tp) + attention + _FIXED
     if options.cache_pages:
-        kv = Part(
-            "KV cache",
-            options.cache_pages * _C.PAGE_TOKENS * info.kv_bytes_per_token,
-            "cache_pages",
-        )
+        kv = Part("KV cache", pool_bytes(cache_groups(info), options), "cache_pages")
     else:
         free = max(0, available - weights - steps - options.host_bytes)
         kv = Part("KV cache", cache.of(free), "cache_memory")
     return [
-        Part(f"weights as {info.dtype}", weights, "dtype" if info.dtype == "float32" else ""),
+        Part(f"weights as {info.weights_text}", weights, _smaller_weights(info)),
         kv,
         Part("host tier", options.host_bytes, "host_memory"),
         Part("steps", steps, "prefill_chunk"),
     ]
 
 
-def step_bytes(model: Description, options: _C.EngineOptions) -> int:
-    """Returns the bytes of activations and logits of the largest step."""
+def _smaller_weights(info: ModelInfo) -> str:
+    """Returns the option that makes the weights smaller."""
+    return "dtype" if info.dtype == "float32" and not info.formats else ""
+
+
+def cache_groups(info: ModelInfo) -> list[_C.CacheGroup]:
+    """Returns the cache groups of a model that is not loaded yet."""
+    return _C.plan_cache(info.description.to_core("bfloat16", info.kv_dtype, ""), info.tp)
+
+
+def step_bytes(model: Description, options: _C.EngineOptions, ranks: int = 1) -> int:
+    """Returns the bytes of activations and logits of the largest step on all ranks."""
     widest = max(
         4 * model.hidden
         + 2 * (layer.heads + 2 * layer.kv_heads) * layer.head_dim
         + 3 * layer.intermediate
+        + _experts_width(layer, model.hidden)
         for layer in model.layers
     )
+    widest += 2 * len(model.layers) * model.per_layer
+    if ranks > 1:  # all have the residual stream, and two partial sums of it
+        widest += (ranks - 1) * (4 * model.hidden + 2 * len(model.layers) * model.per_layer)
+        widest += ranks * 2 * model.hidden
     rows = options.prefill_chunk + options.max_batch_size
     return 4 * (rows * widest + options.max_batch_size * model.vocab)
+
+
+def _experts_width(layer: Layer, hidden: int) -> int:
+    """Returns the values per token of experts: logits, choices, a row for each choice, and the
+    output of an MLP beside them, and what a norm of their own returns."""
+    experts = layer.experts
+    if experts is None:
+        return 0
+    beside = hidden if layer.intermediate else 0
+    normed = hidden if experts.own_norms else 0
+    choices = experts.top_k * (4 + 2 * hidden + 3 * experts.intermediate)
+    return experts.count + choices + beside + normed
 
 
 def attention_bytes(model: Description, isa: str, threads: int) -> int:
@@ -140,8 +163,16 @@ def attention_bytes(model: Description, isa: str, threads: int) -> int:
     return _C.attention_scratch_bytes(isa, threads, widest, widest)
 
 
-def check_parts(parts: list[Part], available: int) -> None:
-    """Raises InvalidRequest unless the sum of the parts is at most `available` bytes."""
+def check_parts(
+    parts: list[Part], available: int, whose: str = "that this process may use now"
+) -> None:
+    """Raises InvalidRequest unless the sum of the parts is at most `available` bytes.
+
+    Args:
+        parts: The parts.
+        available: The bytes.
+        whose: Describes them in the message.
+    """
     total = sum(part.bytes for part in parts)
     if total <= available:
         return
@@ -153,7 +184,7 @@ def check_parts(parts: list[Part], available: int) -> None:
     lower = " or ".join(part.option for part in parts if part.option and part.bytes)
     raise InvalidRequest(
         f"the engine needs {_size(total)} of memory: {listed}; expected at most the "
-        f"{_size(available)} that this process may use now: lower {lower}"
+        f"{_size(available)} {whose}: lower {lower}"
     )
 
 

@@ -155,7 +155,7 @@ _LEAST = {"max_new_tokens": 1, "logprobs": 0}  # -1 stands for None in the core'
 REQUEST = {
     "priority": "an integer of 32 bits, lower is served first",
     "retention_priority": "a number",
-    "salt": "a text",
+    "salt": "a string",
     "exact": "True or False",
 }
 
@@ -274,7 +274,7 @@ def token_id_list(token_ids: Iterable[int], vocab: int, name: str = "token_ids")
     try:
         ids = [operator.index(i) for i in token_ids]
     except TypeError as error:
-        raise InvalidRequest(f"{name} holds a value that is no integer: {error}") from error
+        raise InvalidRequest(f"{name} holds a value that is not an integer: {error}") from error
     if ids and not (min(ids) >= 0 and max(ids) < vocab):
         at = next(i for i, token in enumerate(ids) if not 0 <= token < vocab)
         raise InvalidRequest(f"{name}[{at}] is {shown(ids[at])}, expected 0 to {vocab - 1}")

@@ -10,6 +10,32 @@ from turbomind.tiers import TierStats
 
 
 @dataclass(frozen=True)
+class GroupStats:
+    """The pages of a cache group: of the layers with full attention, or with windows of one size.
+
+    Attributes:
+        window: Tokens of the window; 0: full attention.
+        page_bytes: Bytes of a page, which holds the KV of 64 tokens.
+        total: Pages of the group: free + referenced + cached.
+        free: Pages without content.
+        cached: Pages with content that nothing refers to.
+        out_of_reach: Pages of `cached` that windows have moved past; they are evicted first.
+    """
+
+    window: int
+    page_bytes: int
+    total: int
+    free: int
+    cached: int
+    out_of_reach: int
+
+    @property
+    def referenced(self) -> int:
+        """Pages that a handle or request uses."""
+        return self.total - self.free - self.cached
+
+
+@dataclass(frozen=True)
 class Stats:
     """Counters since the engine was opened, and what is in use now.
 
@@ -38,6 +64,7 @@ class Stats:
         failed_saves: Pages that could not be saved; they are computed again when needed.
         tiers: Counters of the lower tiers by name, "host" and "disk".
         cache_bytes: Bytes of all pages of the cache.
+        groups: The pages by cache group.
         tokens_missed: Prompt tokens whose KV was not found (prefix misses).
         tokens_recomputed: Tokens computed again because other sequences had taken their pages.
         requests_started: Requests that have had a slot.
@@ -68,6 +95,7 @@ class Stats:
     failed_saves: int = 0
     tiers: Mapping[str, TierStats] = field(default_factory=dict)
     cache_bytes: int = 0
+    groups: tuple[GroupStats, ...] = ()
     tokens_missed: int = 0
     tokens_recomputed: int = 0
     requests_started: int = 0

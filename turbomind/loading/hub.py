@@ -44,7 +44,7 @@ def resolve(
             )
         return path
     if revision is not None and not isinstance(revision, str):
-        raise InvalidRequest(f"revision is {revision!r}, expected a text")
+        raise InvalidRequest(f"revision is {revision!r}, expected a string")
     if not _NAME.fullmatch(name) or ".." in name:
         raise NotFound(f"no such folder: {name}")
     return _download(name, revision, [] if weights else ["*.safetensors"])

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
-import math
 import os
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import turbomind._C as _C
 from turbomind.errors import InvalidRequest, ModelError, NotFound
-from turbomind.loading.checkpoint import DTYPES, Checkpoint
+from turbomind.files.gguf import GgufFile, is_gguf
+from turbomind.loading import gguf_config, gguf_tensors
 from turbomind.loading.digests import full_digest
 from turbomind.loading.hub import resolve
-from turbomind.models import Description, Family, Rows, family_of
+from turbomind.loading.quantize import Quantize, format_names
+from turbomind.loading.sources import Sources, open_sources
+from turbomind.models import Description, Family, family_of
 from turbomind.models.config import read_json, token_id_list
+from turbomind.quant.schemes import scheme_of
 from turbomind.tile_orders import tile_order
 
-WEIGHT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+WEIGHT_DTYPES = ("bfloat16", "float16", "float32")
 KV_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 LOAD_FORMATS = ("auto", "dummy")
 
@@ -30,45 +34,96 @@ class ModelInfo:
     """Facts about a model from its configs, before its weights are read.
 
     Attributes:
-        path: The model folder, or a config.json.
+        path: The model folder, a GGUF file, or a config.json.
+        family: The reader of the config, which names the tensors.
         description: The architecture.
-        dtype: Format of the weights in memory.
+        dtype: Format in memory of the weights that `formats` does not have.
         kv_dtype: Format of the KV cache.
-        eos_token_ids: From generation_config.json, else from config.json, without ids outside the
-            vocabulary.
-        generation_defaults: generation_config.json as it is.
+        eos_token_ids: From generation_config.json, else from config.json, or from the metadata of a
+            GGUF file; without ids outside the vocabulary.
+        generation_defaults: generation_config.json as it is, or the values of a GGUF file under
+            its names.
+        rope_type: The RoPE scaling that the config names; "default" for none.
         unknown_fields: Fields of config.json that are ignored because no implementation is known
             to read them.
+        encoders: Parts of the model that are not loaded: "vision", "audio".
+        formats: Formats of quantized matrices, by slot of the core.
+        gpu: The model will run on a GPU.
+        gguf: The GGUF file that `path` is. No file beside it is read.
+        quantization: The field quantization_config of config.json.
+        tp: The ranks that the model is cut over.
     """
 
     path: Path
+    family: Family
     description: Description
     dtype: str
     kv_dtype: str
     eos_token_ids: tuple[int, ...]
     generation_defaults: dict[str, Any]
+    rope_type: str = "default"
     unknown_fields: tuple[str, ...] = ()
+    encoders: tuple[str, ...] = ()
+    formats: Mapping[str, str] = field(default_factory=dict)
+    gpu: bool = False
+    gguf: GgufFile | None = field(default=None, compare=False)
+    quantization: Mapping[str, Any] | None = None
+    tp: int = 1
+
+    def to_core(self, fingerprint: str = "") -> _C.ModelConfig:
+        """Converts the description to the core's struct."""
+        core = self.description.to_core(self.dtype, self.kv_dtype, fingerprint)
+        core.slot_formats = dict(self.formats)
+        return core
 
     @property
-    def folder(self) -> Path:
-        """The folder of the config and tokenizer."""
-        return self.path if self.path.is_dir() else self.path.parent
+    def slots(self) -> list[_C.Slot]:
+        """The places of the weights, with their formats and sizes."""
+        return _C.weight_slots(self.to_core(), self.gpu and not self.formats)
 
     @property
     def parameters(self) -> int:
-        """Number of weights, a tied head counted once."""
-        slots = _family(self.description).slots(self.description)
-        return sum(r.count * math.prod(r.shape[1:]) for _, rows in slots for r in rows)
+        """Number of weights; those of a tied head, and of K that is V too, are counted once."""
+        slots = self.family.slots(self.description)
+        unique = {row for _, rows in slots for row in rows}
+        return sum(row.count * row.columns for row in unique)
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the weights in `dtype`, without padding."""
-        return self.parameters * WEIGHT_BYTES[self.dtype]
+        """Bytes of the packed weights."""
+        return sum(slot.bytes for slot in self.slots)
+
+    def step_weight_bytes(self, tokens: int = 1) -> int:
+        """Returns the bytes of the weights that a step reads.
+
+        Of experts they are those that `tokens` tokens use on average, if every expert is as likely
+        as any other.
+        """
+        lookups = {"per_layer_embed"}  # only rows of them are read
+        if not self.description.tied_head:
+            lookups.add("embed")
+        read = (
+            slot.bytes * self._share_used(slot.name, tokens)
+            for slot in self.slots
+            if slot.linear and slot.name not in lookups
+        )
+        return round(sum(read))
+
+    def _share_used(self, slot: str, tokens: int) -> float:
+        found = re.match(r"layers\.(\d+)\.experts\.", slot)
+        experts = self.description.layers[int(found[1])].experts if found else None
+        return 1.0 if experts is None else 1 - (1 - experts.top_k / experts.count) ** tokens
+
+    @property
+    def weights_text(self) -> str:
+        """The formats of the matrices, such as "bfloat16" or "int8 and bfloat16"."""
+        return format_names(self.slots)
 
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of the KV of one token over all layers, without padding."""
-        values = sum(2 * layer.kv_heads * layer.head_dim for layer in self.description.layers)
+        own = [layer for layer in self.description.layers if layer.kv_layer < 0]
+        values = sum(2 * layer.kv_heads * layer.head_dim for layer in own)
         return values * KV_BYTES[self.kv_dtype]
 
 
@@ -81,50 +136,147 @@ def describe(
     revision: str | None = None,
     weights: bool = True,
     gpu: bool = False,
+    quantize: Quantize | None = None,
+    tp: int = 1,
 ) -> ModelInfo:
     """Reads the configs of a model.
 
     Args:
-        model: A folder, a hub name or a `config.json`.
+        model: A folder, a hub name, a GGUF file or a `config.json`.
         dtype: Format of the weights in memory. "auto": the config's own; bfloat16 where it has
             none, and on a `gpu` in place of float32, which it cannot multiply.
         kv_dtype: Format of the KV cache. "auto": float32 for float32 weights, else bfloat16, also
             for float16 weights; on a `gpu` that of the weights.
-        rope_length: Tokens that dynamic NTK rope scaling is computed for.
+        rope_length: Tokens that a rope scaling which depends on a length is computed for.
         revision: Branch, tag or commit of a hub name.
         weights: Downloads the weights of a hub name too.
         gpu: The model will run on a GPU.
+        quantize: Formats that matrices are quantized to while they are loaded.
+        tp: Ranks that the model is cut over, on the CPU.
 
     Raises:
-        InvalidRequest: An argument is wrong.
+        InvalidRequest: An argument is wrong, or the model cannot be cut over so many ranks.
         NotFound: There is no such model.
         ModelError: The config cannot be used.
     """
     path = resolve(model, revision, weights)
-    config_path = path / "config.json" if path.is_dir() else path
-    if not config_path.is_file():
-        raise NotFound(f"{path} has no config.json")
-    values = read_json(config_path)
-    family = family_of(values)
-    description = family.describe(values, rope_length)
-    dtype = _weight_dtype(dtype, values, gpu)
+    source = _read_gguf(path, rope_length) if is_gguf(path) else _read_config(path, rope_length)
+    dtype = _weight_dtype(dtype, source.values, gpu)
     _check_choice("kv_dtype", kv_dtype, ("auto", *KV_BYTES))
     if kv_dtype == "auto":
         kv_dtype = dtype if gpu or dtype == "float32" else "bfloat16"
+    formats = _stored_formats(path, source, dtype)
+    if quantize is not None:
+        chosen = quantize.formats(source.description.to_core(dtype, kv_dtype, ""))
+        _check_quantize(quantize, chosen, formats, path)
+        formats |= chosen
+    scaling = source.values.get("rope_scaling") or source.values.get("rope_parameters") or {}
+    info = ModelInfo(
+        path=path,
+        family=source.family,
+        description=source.description,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        eos_token_ids=tuple(
+            i for i in dict.fromkeys(source.eos) if 0 <= i < source.description.vocab
+        ),
+        generation_defaults=source.generation,
+        rope_type=str(scaling.get("rope_type", scaling.get("type", "default"))),
+        unknown_fields=source.family.unknown_fields,
+        encoders=source.encoders,
+        formats=formats,
+        gpu=gpu,
+        gguf=source.gguf,
+        quantization=source.quantization,
+        tp=tp,
+    )
+    if tp != 1:
+        _C.plan_cache(info.to_core(), tp)  # raises if it cannot be cut
+    return info
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What the files of a model say. `values` are the fields of a config.json."""
+
+    family: Family
+    values: Mapping[str, Any]
+    description: Description
+    eos: list[int]
+    generation: dict[str, Any] = field(default_factory=dict)
+    encoders: tuple[str, ...] = ()
+    gguf: GgufFile | None = None
+    quantization: Mapping[str, Any] | None = None
+
+
+def _read_config(path: Path, rope_length: int | None) -> _Source:
+    config_path = path / "config.json" if path.is_dir() else path
+    if not config_path.is_file():
+        files = sorted(each.name for each in path.glob("*.gguf"))
+        hint = f"; name a GGUF file in it, such as {files[0]}" if files else ""
+        raise NotFound(f"{path} has no config.json{hint}")
+    config = read_json(config_path)
+    family = family_of(config)
+    description = family.describe(config, rope_length)
+    values = family.text_fields(config)
     generation: dict[str, Any] = {}
     if (config_path.parent / "generation_config.json").is_file():
         generation = read_json(config_path.parent / "generation_config.json")
     eos = token_id_list(generation, "eos_token_id", "generation_config.json")
     eos = eos or token_id_list(values, "eos_token_id", "config.json")
-    return ModelInfo(
-        path=path,
-        description=description,
-        dtype=dtype,
-        kv_dtype=kv_dtype,
-        eos_token_ids=tuple(i for i in dict.fromkeys(eos) if 0 <= i < description.vocab),
-        generation_defaults=generation,
-        unknown_fields=family.unknown_fields,
+    return _Source(
+        family,
+        values,
+        description,
+        eos,
+        generation,
+        family.encoders(config),
+        quantization=config.get("quantization_config"),
     )
+
+
+def _read_gguf(path: Path, rope_length: int | None) -> _Source:
+    file = GgufFile(path)
+    fields = gguf_config.config_of(file)
+    family = family_of(fields.values)
+    description = gguf_config.adapted(file, family.describe(fields, rope_length))
+    return _Source(
+        family,
+        fields.values,
+        description,
+        gguf_config.end_tokens(file),
+        gguf_config.generation_defaults(file),
+        gguf=file,
+    )
+
+
+def _check_quantize(
+    quantize: Quantize, chosen: Mapping[str, str], stored: Mapping[str, str], path: Path
+) -> None:
+    """Raises InvalidRequest where matrices that are codes would be quantized again."""
+    if quantize.method is None and not stored:
+        raise InvalidRequest(f"head is {quantize.head!r}, expected None without quantize")
+    if quantize.method is not None and stored:
+        raise InvalidRequest(
+            f"quantize is {quantize.method!r}, expected None: {path} has quantized weights"
+        )
+    if chosen.keys() & stored.keys():
+        raise InvalidRequest(
+            f"head is {quantize.head!r}, expected None: {path} has it quantized as "
+            f"{stored[min(chosen.keys() & stored.keys())]}"
+        )
+
+
+def _stored_formats(path: Path, source: _Source, dtype: str) -> dict[str, str]:
+    """Returns the format of each slot whose matrix is stored as codes."""
+    quantization = source.quantization
+    if source.gguf is None and quantization is None:
+        return {}
+    if source.gguf is None and not any(path.glob("*.safetensors")):
+        slots = list(source.family.slots(source.description))
+        return scheme_of(quantization, None).formats(slots, dtype)
+    sources = open_sources(path, source.family, source.description, source.gguf, quantization)
+    return sources.scheme.formats(sources.slots, dtype)
 
 
 def float16_note(info: ModelInfo, isa: str) -> str:
@@ -133,7 +285,7 @@ def float16_note(info: ModelInfo, isa: str) -> str:
     Processors with products of bfloat16 (AVX512-BF16, AMX) have none of float16. On Zen 4 a prompt
     of 512 tokens of a 0.5B model is computed 1.6 times as fast in bfloat16.
     """
-    if info.dtype != "float16" or isa not in ("avx512_bf16", "amx", "amx_emulated"):
+    if info.dtype != "float16" or info.formats or isa not in ("avx512_bf16", "amx", "amx_emulated"):
         return ""
     gain = "about 1.6 times as fast" if isa == "avx512_bf16" else "several times faster"
     return (
@@ -145,7 +297,8 @@ def float16_note(info: ModelInfo, isa: str) -> str:
 def unknown_fields_note(info: ModelInfo) -> str:
     """Returns a sentence about fields of the config that are ignored."""
     names = ", ".join(info.unknown_fields)
-    return f"{info.path}: config.json has fields that no known model reads, ignored: {names}"
+    where = "" if info.gguf else ": config.json"
+    return f"{info.path}{where} has fields that no known model reads, ignored: {names}"
 
 
 def _check_choice(name: str, value: object, options: tuple[str, ...]) -> None:
@@ -153,8 +306,8 @@ def _check_choice(name: str, value: object, options: tuple[str, ...]) -> None:
         raise InvalidRequest(f"{name} is {value!r}, expected one of {', '.join(options)}")
 
 
-def _weight_dtype(dtype: str, config: dict[str, Any], gpu: bool) -> str:
-    _check_choice("dtype", dtype, ("auto", *WEIGHT_BYTES))
+def _weight_dtype(dtype: str, config: Mapping[str, Any], gpu: bool) -> str:
+    _check_choice("dtype", dtype, ("auto", *WEIGHT_DTYPES))
     if dtype != "auto":
         return dtype
     name = "dtype" if config.get("dtype") is not None else "torch_dtype"
@@ -162,30 +315,28 @@ def _weight_dtype(dtype: str, config: dict[str, Any], gpu: bool) -> str:
     if own is None:
         return "bfloat16"
     short = own.removeprefix("torch.") if isinstance(own, str) else own
-    if short not in tuple(WEIGHT_BYTES):  # a tuple: the value may be unhashable
+    if short not in WEIGHT_DTYPES:
         raise ModelError(
-            f"config.json: {name} is {own!r}, expected one of {', '.join(WEIGHT_BYTES)}"
+            f"config.json: {name} is {own!r}, expected one of {', '.join(WEIGHT_DTYPES)}"
         )
     return "bfloat16" if gpu and short == "float32" else str(short)
-
-
-def _family(description: Description) -> Family:
-    return family_of({"architectures": [description.architecture]})
 
 
 def fingerprint(info: ModelInfo, weights: str) -> str:
     """Returns a SHA-256 (hex); models of equal fingerprints have interchangeable KV.
 
-    It covers the core's config (rope tables included), the dtypes, and `weights`: the checkpoint's
-    digest, of all its bytes or of samples, or the seed of dummy weights. The three kinds of
-    `weights` never agree.
+    It covers the core's config (rope tables included), the dtypes, the formats of quantized
+    matrices, and `weights`: the checkpoint's digest, of all its bytes or of samples, or the seed of
+    dummy weights. The three kinds of `weights` never agree.
     """
     facts = {
-        "model": dataclasses.asdict(info.description),
+        "model": info.description.facts(),
         "dtype": info.dtype,
         "kv_dtype": info.kv_dtype,
         "weights": weights,
     }
+    if info.formats:
+        facts["formats"] = dict(info.formats)
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
@@ -199,7 +350,8 @@ def load(
     digests: Path | None = None,
     gpu: _C.GpuOptions | None = None,
 ) -> _C.Model:
-    """Packs the weights. Peak memory is the packed weights and about 2 MiB of their sources.
+    """Packs the weights. Peak memory is the packed weights and about 2 MiB of their sources, or
+    the sources of one slot where those are codes.
 
     Args:
         info: The model.
@@ -218,54 +370,42 @@ def load(
     """
     _check_choice("load_format", load_format, LOAD_FORMATS)
     if load_format == "dummy":
-        core = info.description.to_core(
-            info.dtype, info.kv_dtype, fingerprint(info, f"dummy {seed}")
-        )
-        builder = _C.DecoderBuilder(core, isa, threads, gpu, tile_order(isa))
+        core = info.to_core(fingerprint(info, f"dummy {seed}"))
+        builder = _C.DecoderBuilder(core, isa, threads, gpu, tile_order(isa), info.tp)
         builder.fill_dummy(seed)
         return builder.finish(False)
-    if not info.path.is_dir():
-        raise ModelError(f"{info.path} is a file, expected a folder (or load_format 'dummy')")
-    checkpoint = Checkpoint(info.path)
-    slots = list(_family(info.description).slots(info.description))
-    _check_unused(info, checkpoint, slots)
+    sources = open_sources(info.path, info.family, info.description, info.gguf, info.quantization)
+    _check_unused(info, sources)
+    checkpoint = sources.checkpoint
     if digests is None:
         weights = checkpoint.digest()
     else:
         weights = full_digest([(file.path, file.stat) for file in checkpoint.files], digests)
-    core = info.description.to_core(info.dtype, info.kv_dtype, fingerprint(info, weights))
-    builder = _C.DecoderBuilder(core, isa, threads, gpu, tile_order(isa))
-    for i, (slot, rows) in enumerate(slots):
-        for row in slots[i + 1][1] if i + 1 < len(slots) else []:  # the disk works while we pack
-            file, tensor = checkpoint.find(row.tensor, row.shape)
-            file.prefetch(tensor)
-        _pack(builder, checkpoint, slot, rows)
+    core = info.to_core(fingerprint(info, weights))
+    builder = _C.DecoderBuilder(core, isa, threads, gpu, tile_order(isa), info.tp)
+    sources.pack(builder)
     return builder.finish(True)
 
 
-def _check_unused(
-    info: ModelInfo, checkpoint: Checkpoint, slots: list[tuple[str, list[Rows]]]
-) -> None:
-    family = _family(info.description)
-    used = {row.tensor for _, rows in slots for row in rows}
-    for name, shape in {(row.tensor, row.shape) for _, rows in slots for row in rows}:
-        checkpoint.find(name, shape)
+def _check_unused(info: ModelInfo, sources: Sources) -> None:
+    used = {
+        tensor.name
+        for _, rows in sources.slots
+        for row in rows
+        for _, tensor in sources.scheme.places(row)
+    }
+    if info.gguf is not None:
+        used |= gguf_tensors.unneeded(info.gguf, info.description)
+    family = info.family
+    others = ((name, family.tensor_name(name)) for name in sources.checkpoint if name not in used)
     extra = sorted(
         name
-        for name in checkpoint
-        if name not in used and not family.ignored_tensor(name, info.description)
+        for name, ours in others
+        if ours is not None and not family.ignored_tensor(ours, info.description)
     )
+    extra = sources.scheme.unused(extra)
     if extra:
         raise ModelError(
             f"{info.path}: {len(extra)} tensors that {info.description.architecture} has no use "
             f"for: {', '.join(extra[:8])}; expected none"
         )
-
-
-def _pack(builder: _C.DecoderBuilder, checkpoint: Checkpoint, slot: str, rows: list[Rows]) -> None:
-    segments = []
-    for row in rows:
-        file, tensor = checkpoint.find(row.tensor, row.shape)
-        dtype, columns = DTYPES[tensor.dtype][0], math.prod(row.shape[1:])
-        segments.append((file.source(tensor), dtype, row.begin, row.count, columns))
-    builder.set(slot, segments)

@@ -1,4 +1,4 @@
-"""The base of all decoder-only families: the description of a model and the sources of its weights.
+"""The base of all decoder-only families: reads a config and names the sources of the weights.
 
 A family is a subclass of `Family` in its own file. It reads the config fields that only it has and
 names the source tensors.
@@ -7,13 +7,14 @@ names the source tensors.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
-import turbomind._C as _C
 from turbomind.errors import ModelError
 from turbomind.models.config import Fields
-from turbomind.models.rope import MAX_CONTEXT, Rope, read_rope
+from turbomind.models.description import Description, Experts, Layer, Rows, whole
+from turbomind.models.rope import MAX_CONTEXT, Rope, RopeRules, read_rope
+from turbomind.models.wrapper import Wrapper, encoders, language_tensor
 
 MAX_WIDTH = 1 << 20
 MAX_VOCAB = 1 << 24
@@ -21,97 +22,28 @@ MAX_LAYERS = 4096
 MAX_HEAD_DIM = 1024  # as the kernels that write keys and values take
 
 
-@dataclass(frozen=True)
-class Layer:
-    """One layer, in elements. `window` in tokens, 0: full attention."""
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    window: int = 0
-    qk_norm: bool = False
-    qkv_bias: bool = False
-    o_bias: bool = False
-    mlp_bias: bool = False
-
-
-@dataclass(frozen=True)
-class Description:
-    """A model as its config describes it, in the fields that the core needs."""
-
-    architecture: str
-    hidden: int
-    vocab: int
-    max_context: int
-    norm_eps: float
-    tied_head: bool
-    rope: Rope
-    layers: tuple[Layer, ...]
-
-    def to_core(self, weight_format: str, kv_dtype: str, fingerprint: str) -> _C.ModelConfig:
-        """Converts the description to the core's struct."""
-        config = _C.ModelConfig()
-        config.fingerprint = fingerprint
-        config.hidden, config.vocab = self.hidden, self.vocab
-        config.max_context = self.max_context
-        config.norm_eps = self.norm_eps
-        config.tied_head = self.tied_head
-        config.weight_format, config.kv_dtype = weight_format, kv_dtype
-        table = _C.RopeTable()
-        table.inv_freq = list(self.rope.inv_freq)
-        table.attention_factor = self.rope.attention_factor
-        config.ropes = [table]
-        config.layers = [_core_layer(layer) for layer in self.layers]
-        return config
-
-
-def _core_layer(layer: Layer) -> _C.LayerConfig:
-    config = _C.LayerConfig()
-    config.heads, config.kv_heads = layer.heads, layer.kv_heads
-    config.k_dim = config.v_dim = layer.head_dim
-    config.intermediate = layer.intermediate
-    config.window = layer.window
-    config.rope = 0
-    config.qk_norm = layer.qk_norm
-    config.qkv_bias, config.o_bias = layer.qkv_bias, layer.o_bias
-    config.mlp_bias = layer.mlp_bias
-    return config
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Rows [begin, begin + count) of a source tensor that must have `shape`."""
-
-    tensor: str
-    shape: tuple[int, ...]
-    begin: int
-    count: int
-
-
-def whole(tensor: str, *shape: int) -> list[Rows]:
-    """Returns a whole source tensor as one piece."""
-    return [Rows(tensor, shape, 0, shape[0])]
-
-
 class Family:
-    """A decoder-only family: pre-norm, RMS norm, rotary attention, gated SiLU MLP.
+    """A decoder-only family: pre-norm, RMS norm, rotary attention, gated SiLU MLP or experts.
 
-    Class attributes name the tensors (`{i}` is the layer) and give the values that the reference
-    implementation assumes for absent fields.
+    Class attributes name the tensors (`{i}` is the layer, `{j}` the expert).
     """
 
-    architecture: ClassVar[str]
-    model_type: ClassVar[str]
-    default_max_positions: ClassVar[int] = 2048
-    default_kv_heads: ClassVar[int | None] = None  # None: as many as query heads
-    default_head_dim: ClassVar[int | None] = None  # None: hidden / heads
+    names: ClassVar[Mapping[str, str]]
+    """The `architectures` of the family with their `model_type`."""
+    wrappers: ClassVar[Mapping[str, Wrapper]] = {}
+    """The architectures whose language model is of this family."""
+    defaults: ClassVar[Mapping[str, Any]] = {"max_position_embeddings": 2048}
+    """What the reference's configuration class assumes for absent fields, where `describe` does not
+    assume it of all families."""
+    rope_rules: ClassVar[RopeRules] = RopeRules()
 
     embed: ClassVar[str] = "model.embed_tokens"
     head: ClassVar[str] = "lm_head"
     final_norm: ClassVar[str] = "model.norm"
     attn_norm: ClassVar[str] = "model.layers.{i}.input_layernorm"
+    attn_post_norm: ClassVar[str]
     mlp_norm: ClassVar[str] = "model.layers.{i}.post_attention_layernorm"
+    mlp_post_norm: ClassVar[str]
     q: ClassVar[str] = "model.layers.{i}.self_attn.q_proj"
     k: ClassVar[str] = "model.layers.{i}.self_attn.k_proj"
     v: ClassVar[str] = "model.layers.{i}.self_attn.v_proj"
@@ -121,48 +53,116 @@ class Family:
     gate: ClassVar[str] = "model.layers.{i}.mlp.gate_proj"
     up: ClassVar[str] = "model.layers.{i}.mlp.up_proj"
     down: ClassVar[str] = "model.layers.{i}.mlp.down_proj"
+    mlp_gate: ClassVar[str]
+    sinks: ClassVar[str] = "model.layers.{i}.self_attn.sinks"
+    router: ClassVar[str] = "model.layers.{i}.mlp.gate"
+    expert_gate: ClassVar[str] = "model.layers.{i}.mlp.experts.{j}.gate_proj"
+    expert_up: ClassVar[str] = "model.layers.{i}.mlp.experts.{j}.up_proj"
+    expert_down: ClassVar[str] = "model.layers.{i}.mlp.experts.{j}.down_proj"
+    gate_ups: ClassVar[str] = ""  # a tensor that stacks the gates and ups of all experts, and
+    downs: ClassVar[str] = ""  # one that stacks the downs, in place of the three names before
+    router_norm: ClassVar[str]
+    expert_scale: ClassVar[str]
+    experts_norm: ClassVar[str]
+    experts_post_norm: ClassVar[str]
+    experts_mlp_post_norm: ClassVar[str]
+    scale: ClassVar[str]
+    per_layer_embed: ClassVar[str]
+    per_layer_projection: ClassVar[str]
+    per_layer_norm: ClassVar[str]
+    per_layer_gate: ClassVar[str]
+    per_layer_out: ClassVar[str]
+    per_layer_post_norm: ClassVar[str]
 
-    def __init__(self) -> None:
+    def __init__(self, architecture: str) -> None:
+        self.architecture = architecture
+        self.wrapper = self.wrappers.get(architecture)
         self.unknown_fields: tuple[str, ...] = ()
         """Fields of the config that `describe()` read last which no implementation is known to
         read."""
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.architecture))
+
+    def text_fields(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns the fields of the language model in those of a config.json."""
+        return self.wrapper.text_fields(values) if self.wrapper else values
+
+    def encoders(self, values: Mapping[str, Any]) -> tuple[str, ...]:
+        """Returns the parts of the model that are not loaded: "vision", "audio"."""
+        return encoders(values) if self.wrapper else ()
+
+    def tensor_name(self, name: str) -> str | None:
+        """Returns the name by which `slots` refers to a tensor of a checkpoint; None for a tensor
+        that belongs to `encoders`."""
+        return language_tensor(name) if self.wrapper else name
 
     def traits(self, fields: Fields, layer: Layer) -> Layer:
         """Returns `layer` with the flags of this family, read from its own fields."""
         return layer
 
+    def activation(self, fields: Fields) -> str:
+        """Returns the activation of the MLP's gate."""
+        return fields.choice("hidden_act", ("silu",), "silu")
+
+    def rope_tables(
+        self, fields: Fields, head_dim: int, max_positions: int, length: int | None
+    ) -> list[Rope]:
+        """Returns the rope tables, to which `ropes` refers; `read_rope` has the arguments."""
+        return [read_rope(fields, self.rope_rules, head_dim, max_positions, length)]
+
     def windows(self, fields: Fields, layers: int) -> list[int]:
         """Returns the attention window of each layer, in tokens; 0 means full attention."""
         return layer_windows(fields, layers, 0, 0)
 
-    def describe(self, values: Mapping[str, Any], rope_length: int | None = None) -> Description:
+    def ropes(self, fields: Fields, layers: int) -> list[int]:
+        """Returns the rope table of each layer; -1 means no rotation."""
+        return [0] * layers
+
+    def mlps(self, fields: Fields, layer: Layer, layers: int) -> list[Layer]:
+        """Returns `layer` with the MLP or the experts of each layer."""
+        return [layer] * layers
+
+    def ends(self, fields: Fields, model: Description) -> Description:
+        """Returns `model` with what this family does to embeddings and logits."""
+        return model
+
+    def describe(
+        self, values: Mapping[str, Any] | Fields, rope_length: int | None = None
+    ) -> Description:
         """Reads a config.
 
         Args:
-            values: The fields of config.json.
-            rope_length: Tokens that dynamic NTK rope scaling is computed for.
+            values: The fields of config.json, or of another file in its terms.
+            rope_length: Tokens that a rope scaling which depends on a length is computed for.
 
         Raises:
             ModelError: A field is wrong or not supported; the message has its name and value.
         """
-        fields = Fields(values)
+        if isinstance(values, Fields):
+            fields = values
+        else:
+            fields = Fields({**self.defaults, **self.text_fields(values)})
+        fields.raw("quantization_config")  # checked by `family_of`, read by `turbomind.quant`
         hidden = fields.integer("hidden_size", 1, MAX_WIDTH)
         heads = fields.integer("num_attention_heads", 1, MAX_WIDTH)
-        fields.choice("hidden_act", ("silu",), "silu")
-        max_positions = fields.integer(
-            "max_position_embeddings", 1, MAX_CONTEXT, self.default_max_positions
-        )
+        max_positions = fields.integer("max_position_embeddings", 1, MAX_CONTEXT)
         layer = Layer(
             heads=heads,
             kv_heads=self._kv_heads(fields, heads),
             head_dim=self._head_dim(fields, hidden, heads),
             intermediate=fields.integer("intermediate_size", 1, 4 * MAX_WIDTH),
+            activation=self.activation(fields),
         )
         layer = self.traits(fields, layer)
-        rope = read_rope(fields, layer.head_dim, max_positions, rope_length)
+        rope, *others = self.rope_tables(fields, layer.head_dim, max_positions, rope_length)
         count = fields.integer("num_hidden_layers", 1, MAX_LAYERS)
         # A window as long as the context is full attention.
         windows = [w if w < rope.max_context else 0 for w in self.windows(fields, count)]
+        mlps, tables = self.mlps(fields, layer, count), self.ropes(fields, count)
         description = Description(
             architecture=self.architecture,
             hidden=hidden,
@@ -171,25 +171,25 @@ class Family:
             norm_eps=fields.number("rms_norm_eps", 1e-12, 1.0, 1e-6),
             tied_head=fields.flag("tie_word_embeddings", False),
             rope=rope,
-            layers=tuple(replace(layer, window=w) for w in windows),
+            other_ropes=tuple(others),
+            layers=tuple(
+                replace(mlp, window=w, rope=t)
+                for mlp, w, t in zip(mlps, windows, tables, strict=True)
+            ),
         )
+        description = self.ends(fields, description)
         self.unknown_fields = fields.finish()
         return description
 
     def _kv_heads(self, fields: Fields, heads: int) -> int:
-        # Absent means the family's default, null means multi-head attention.
-        default = heads
-        if not fields.has("num_key_value_heads") and self.default_kv_heads is not None:
-            default = self.default_kv_heads
-        kv_heads: int = fields.integer("num_key_value_heads", 1, heads, default)
+        # Null means multi-head attention, also where the family has another default.
+        kv_heads: int = fields.integer("num_key_value_heads", 1, heads, heads)
         if kv_heads > heads or heads % kv_heads:
             raise fields.error("num_key_value_heads", f"a divisor of num_attention_heads, {heads}")
         return kv_heads
 
     def _head_dim(self, fields: Fields, hidden: int, heads: int) -> int:
         given = fields.integer("head_dim", 1, MAX_HEAD_DIM, None)
-        if given is None and not fields.has("head_dim"):
-            given = self.default_head_dim
         if given is None:
             if hidden % heads:
                 raise fields.error(
@@ -212,45 +212,138 @@ class Family:
                     [replace(r, tensor=r.tensor.replace("{i}", str(i))) for r in rows],
                 )
         yield "final_norm", whole(f"{self.final_norm}.weight", model.hidden)
+        if model.per_layer:
+            yield from self._per_layer_slots(model)
         if not model.tied_head:
             yield "head", whole(f"{self.head}.weight", model.vocab, model.hidden)
 
     def _layer_slots(self, model: Description, layer: Layer) -> Iterator[tuple[str, list[Rows]]]:
-        hidden, inner = model.hidden, layer.intermediate
+        hidden = model.hidden
         yield "attn_norm", whole(f"{self.attn_norm}.weight", hidden)
         yield "qkv", self.qkv_rows("weight", layer, hidden)
         if layer.qkv_bias:
             yield "qkv_bias", self.qkv_rows("bias", layer)
         if layer.qk_norm:
             yield "q_norm", whole(f"{self.q_norm}.weight", layer.head_dim)
+        if layer.qk_norm and layer.kv_layer < 0:
             yield "k_norm", whole(f"{self.k_norm}.weight", layer.head_dim)
+        if layer.qk_norm_all:
+            yield "q_norm", whole(f"{self.q_norm}.weight", layer.heads * layer.head_dim)
+            yield "k_norm", whole(f"{self.k_norm}.weight", layer.kv_heads * layer.head_dim)
+        if layer.sinks:
+            yield "sinks", whole(self.sinks, layer.heads)
         yield "o", whole(f"{self.o}.weight", hidden, layer.heads * layer.head_dim)
         if layer.o_bias:
             yield "o_bias", whole(f"{self.o}.bias", hidden)
+        if layer.post_norms:
+            yield "attn_post_norm", whole(f"{self.attn_post_norm}.weight", hidden)
         yield "mlp_norm", whole(f"{self.mlp_norm}.weight", hidden)
-        gate, up = (whole(f"{name}.weight", inner, hidden) for name in (self.gate, self.up))
-        yield "gate_up", gate + up
+        if layer.intermediate:
+            yield from self._mlp_slots(layer, hidden)
+        if layer.experts is not None:
+            yield from self._experts_slots(layer.experts, hidden)
+        if layer.post_norms:
+            yield "mlp_post_norm", whole(f"{self.mlp_post_norm}.weight", hidden)
+        if model.per_layer:
+            yield "per_layer_gate", whole(f"{self.per_layer_gate}.weight", model.per_layer, hidden)
+            yield "per_layer_out", whole(f"{self.per_layer_out}.weight", hidden, model.per_layer)
+            yield "per_layer_post_norm", whole(f"{self.per_layer_post_norm}.weight", hidden)
+        if layer.scaled:
+            yield "scale", whole(self.scale, 1)
+
+    def _mlp_slots(self, layer: Layer, hidden: int) -> Iterator[tuple[str, list[Rows]]]:
+        for slot, rows in self._plain_mlp_slots(layer, hidden):
+            yield slot, [replace(r, tensor=self.mlp_tensor(r.tensor, layer)) for r in rows]
+        if layer.mlp_gate:
+            yield "mlp_gate", whole(f"{self.mlp_gate}.weight", 1, hidden)
+
+    def mlp_tensor(self, name: str, layer: Layer) -> str:
+        """Returns the name of an MLP's tensor, which may be another one beside experts."""
+        return name
+
+    def _plain_mlp_slots(self, layer: Layer, hidden: int) -> Iterator[tuple[str, list[Rows]]]:
+        yield "gate_up", self.gate_up_rows("weight", layer, hidden)
         if layer.mlp_bias:
-            gate, up = (whole(f"{name}.bias", inner) for name in (self.gate, self.up))
-            yield "gate_up_bias", gate + up
-        yield "down", whole(f"{self.down}.weight", hidden, inner)
+            yield "gate_up_bias", self.gate_up_rows("bias", layer)
+        yield "down", whole(f"{self.down}.weight", hidden, layer.intermediate)
         if layer.mlp_bias:
             yield "down_bias", whole(f"{self.down}.bias", hidden)
 
+    def _experts_slots(self, experts: Experts, hidden: int) -> Iterator[tuple[str, list[Rows]]]:
+        yield "router", whole(f"{self.router}.weight", experts.count, hidden)
+        if experts.router_bias:
+            yield "router_bias", whole(f"{self.router}.bias", experts.count)
+        if experts.scaled:
+            yield "experts.scale", whole(self.expert_scale, experts.count)
+        if experts.own_norms:
+            yield "experts.router_norm", whole(self.router_norm, hidden)
+            yield "experts.norm", whole(f"{self.experts_norm}.weight", hidden)
+            yield "experts.post_norm", whole(f"{self.experts_post_norm}.weight", hidden)
+            yield "experts.mlp_post_norm", whole(f"{self.experts_mlp_post_norm}.weight", hidden)
+        for j in range(experts.count):
+            yield f"experts.{j}.gate_up", self.expert_gate_up_rows(experts, j, hidden)
+            yield f"experts.{j}.down", self.expert_down_rows(experts, j, hidden)
+            yield from self.expert_bias_slots(experts, j, hidden)
+
+    def _per_layer_slots(self, model: Description) -> Iterator[tuple[str, list[Rows]]]:
+        width = len(model.layers) * model.per_layer
+        yield "per_layer_embed", whole(f"{self.per_layer_embed}.weight", model.vocab, width)
+        yield (
+            "per_layer_projection",
+            whole(f"{self.per_layer_projection}.weight", width, model.hidden),
+        )
+        yield "per_layer_norm", whole(f"{self.per_layer_norm}.weight", model.per_layer)
+
     def qkv_rows(self, kind: str, layer: Layer, *columns: int) -> list[Rows]:
-        """Returns the rows of the fused projection: all q heads, then k heads, then v heads."""
+        """Returns the rows of the fused projection: all q heads, then k heads, then v heads; those
+        of q alone for a layer that reads the KV of another."""
         q, kv = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
+        rows = whole(f"{self.q}.{kind}", q, *columns)
+        if layer.kv_layer < 0:
+            rows += whole(f"{self.k}.{kind}", kv, *columns)
+            rows += whole(f"{self.k if layer.k_eq_v else self.v}.{kind}", kv, *columns)
+        return rows
+
+    def gate_up_rows(self, kind: str, layer: Layer, *columns: int) -> list[Rows]:
+        """Returns the rows of the fused projection: all of the gate, then all of up."""
         return [
-            *whole(f"{self.q}.{kind}", q, *columns),
-            *whole(f"{self.k}.{kind}", kv, *columns),
-            *whole(f"{self.v}.{kind}", kv, *columns),
+            *whole(f"{self.gate}.{kind}", layer.intermediate, *columns),
+            *whole(f"{self.up}.{kind}", layer.intermediate, *columns),
         ]
 
+    def expert_gate_up_rows(self, experts: Experts, j: int, hidden: int) -> list[Rows]:
+        """Returns the rows of expert `j`: all of its gate, then all of its up."""
+        inner = experts.intermediate
+        if self.gate_ups:
+            return [Rows(self.gate_ups, (experts.count, 2 * inner, hidden), 0, 2 * inner, j)]
+        names = (name.replace("{j}", str(j)) for name in (self.expert_gate, self.expert_up))
+        return [row for name in names for row in whole(f"{name}.weight", inner, hidden)]
+
+    def expert_down_rows(self, experts: Experts, j: int, hidden: int) -> list[Rows]:
+        """Returns the rows of expert `j`."""
+        if self.downs:
+            shape = (experts.count, hidden, experts.intermediate)
+            return [Rows(self.downs, shape, 0, hidden, j)]
+        name = f"{self.expert_down}.weight".replace("{j}", str(j))
+        return whole(name, hidden, experts.intermediate)
+
+    def expert_bias_slots(
+        self, experts: Experts, j: int, hidden: int
+    ) -> Iterator[tuple[str, list[Rows]]]:
+        """Yields the slots of the biases of expert `j`."""
+        yield from ()
+
+    def stored(self, rows: Rows, shape: tuple[int, ...]) -> Rows:
+        """Returns `rows` as they are in a checkpoint whose tensor has another shape."""
+        return rows
+
     def ignored_tensor(self, name: str, model: Description) -> bool:
-        """Returns whether a tensor of older checkpoints is unused and may be ignored."""
-        return name.endswith("rotary_emb.inv_freq") or (
-            model.tied_head and name == f"{self.head}.weight"
-        )
+        """Returns whether a tensor is unused and may be ignored: of older checkpoints, or of K and
+        V in a layer that reads the KV of another."""
+        shared = (i for i, layer in enumerate(model.layers) if layer.kv_layer >= 0)
+        of_kv = {m.replace("{i}", str(i)) for i in shared for m in (self.k, self.v, self.k_norm)}
+        head = model.tied_head and name == f"{self.head}.weight"
+        return name.endswith("rotary_emb.inv_freq") or head or name.rpartition(".")[0] in of_kv
 
 
 def layer_windows(fields: Fields, layers: int, window: int, first: int) -> list[int]:

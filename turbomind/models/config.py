@@ -18,7 +18,7 @@ _MISSING = object()
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Returns the object in a JSON file; raises ModelError if it cannot be read or is no object."""
+    """Returns the object in a JSON file; raises ModelError unless it can be read and is one."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

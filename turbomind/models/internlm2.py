@@ -2,15 +2,15 @@
 
 from dataclasses import replace
 
-from turbomind.models.base import Family, Layer, Rows
+from turbomind.models.base import Family
 from turbomind.models.config import Fields
+from turbomind.models.description import Layer, Rows
 
 
 class InternLM2(Family):
     """`bias` puts biases on wqkv and wo."""
 
-    architecture = "InternLM2ForCausalLM"
-    model_type = "internlm2"
+    names = {"InternLM2ForCausalLM": "internlm2"}
 
     embed = "model.tok_embeddings"
     head = "output"

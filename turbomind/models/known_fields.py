@@ -77,7 +77,8 @@ ARITHMETIC: tuple[tuple[str, tuple[Any, ...]], ...] = (
     (r"hidden_activation|activation(_.*)?|act_fn|ffn_act.*|gated_.*|.*_act(_fn)?", ()),
     (r".*head_dim.*|.*_dim_(head|per_head)|num_.*heads.*|.*kv_heads.*|multi_query.*", ()),
     (r".*tie_.*embedding.*|.*per_layer.*|.*altup.*|.*laurel.*", _NONE + _ZERO),
-    (r".*kv_shared.*|.*cross_layer.*|.*share_.*", _NONE + _ZERO),
+    (r".*kv_shared.*|.*cross_layer.*|.*share_.*|.*k_eq_v.*", _NONE + _ZERO),
+    (r"use_bidirectional.*|swiglu_.*", _NONE + _ZERO),
     (r"(vision|audio|text|speech|thinker|talker)_config|image_.*|audio_.*", ()),
 )  # fmt: skip
 """Names of fields that change the arithmetic of some family, as regular expressions of the whole

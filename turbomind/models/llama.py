@@ -2,15 +2,15 @@
 
 from dataclasses import replace
 
-from turbomind.models.base import Family, Layer
+from turbomind.models.base import Family
 from turbomind.models.config import Fields
+from turbomind.models.description import Layer
 
 
 class Llama(Family):
     """`attention_bias` puts biases on q, k, v and o; `mlp_bias` on the three MLP projections."""
 
-    architecture = "LlamaForCausalLM"
-    model_type = "llama"
+    names = {"LlamaForCausalLM": "llama"}
 
     def traits(self, fields: Fields, layer: Layer) -> Layer:
         """Reads both bias flags."""

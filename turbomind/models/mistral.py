@@ -3,20 +3,33 @@
 from turbomind.models.base import Family, layer_windows
 from turbomind.models.config import Fields
 from turbomind.models.rope import MAX_CONTEXT
+from turbomind.models.wrapper import Wrapper
 
 
 class Mistral(Family):
     """No biases; one window for all layers, none when `sliding_window` is null."""
 
-    architecture = "MistralForCausalLM"
-    model_type = "mistral"
-    default_max_positions = 131072
-    default_kv_heads = 8
+    names = {"MistralForCausalLM": "mistral"}
+    wrappers = {
+        "Mistral3ForConditionalGeneration": Wrapper(
+            "mistral3",
+            "mistral",
+            sizes={
+                "hidden_size": 4096,
+                "intermediate_size": 14336,
+                "num_attention_heads": 32,
+                "num_hidden_layers": 32,
+                "vocab_size": 32000,
+            },
+        )
+    }
+    defaults = {
+        "max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096
+    }  # fmt: skip
 
     def windows(self, fields: Fields, layers: int) -> list[int]:
-        """An absent `sliding_window` means 4096, as in the reference."""
-        default = 0 if fields.has("sliding_window") else 4096
-        window = fields.integer("sliding_window", 1, MAX_CONTEXT, default)
+        """Reads `sliding_window`; null means none, absent the default."""
+        window = fields.integer("sliding_window", 1, MAX_CONTEXT, 0)
         windows = layer_windows(fields, layers, window, 0)
         if windows != [window] * layers:
             raise fields.error("layer_types", "one kind of attention for all layers")

@@ -1,18 +1,27 @@
-"""Qwen2 and Qwen2.5."""
+"""Qwen2 and Qwen2.5, and the language models of Qwen2-VL and Qwen2.5-VL."""
 
 from dataclasses import replace
 
-from turbomind.models.base import Family, Layer, optional_windows
+from turbomind.models.base import Family, optional_windows
 from turbomind.models.config import Fields
+from turbomind.models.description import Layer
+from turbomind.models.rope import TYPES, RopeRules
+from turbomind.models.wrapper import Wrapper
+
+_SIZES = {
+    "hidden_size": 8192,
+    "intermediate_size": 29568,
+    "num_attention_heads": 64,
+    "num_hidden_layers": 80,
+    "vocab_size": 152064,
+}
 
 
 class Qwen2(Family):
     """Biases on q, k and v only."""
 
-    architecture = "Qwen2ForCausalLM"
-    model_type = "qwen2"
-    default_max_positions = 32768
-    default_kv_heads = 32
+    names = {"Qwen2ForCausalLM": "qwen2"}
+    defaults = {"max_position_embeddings": 32768, "num_key_value_heads": 32}
 
     def traits(self, fields: Fields, layer: Layer) -> Layer:
         """Sets the biases, also if `attention_bias` is false, as in the reference."""
@@ -22,3 +31,23 @@ class Qwen2(Family):
     def windows(self, fields: Fields, layers: int) -> list[int]:
         """Reads `use_sliding_window` with `layer_types` or `max_window_layers`."""
         return optional_windows(fields, layers)
+
+
+class Qwen2_5VL(Qwen2):  # noqa: N801
+    """A Qwen2. mrope gives a token of an image three positions; those of text are equal."""
+
+    names = {}
+    wrappers = {
+        f"{name}ForConditionalGeneration": Wrapper(kind, f"{kind}_text", _SIZES, flat=True)
+        for name, kind in (("Qwen2_5_VL", "qwen2_5_vl"), ("Qwen2VL", "qwen2_vl"))
+    }
+    defaults = {
+        "max_position_embeddings": 32768,
+        "max_window_layers": 80,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+    }
+    rope_rules = RopeRules(
+        types={name: name for name in TYPES} | {"mrope": "default"}, ignored=("mrope_section",)
+    )

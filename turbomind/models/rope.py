@@ -8,7 +8,8 @@ double, then rounded), so tables agree with theirs to the last place.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -21,16 +22,36 @@ Float32 = npt.NDArray[np.float32]
 
 MAX_CONTEXT = 1 << 28  # tokens; the core's bound
 MAX_THETA = 1e12  # with the bound on factors, no scaled base leaves float32
-TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
+TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
+PROPORTIONAL = "proportional"  # rotates a share of all frequencies of a head, not of its elements
+OF_A_LENGTH = ("dynamic", "longrope")  # types whose table depends on a length
 
 
 @dataclass(frozen=True)
 class Rope:
-    """One table. `inv_freq` has head_dim / 2 float32 values; `max_context` is in tokens."""
+    """One table. `inv_freq` has a float32 value per pair of rotated elements, head_dim / 2 unless a
+    part of the head is rotated; `max_context` is in tokens. `interleaved` rotates neighbours, else
+    elements in the two halves."""
 
     inv_freq: tuple[float, ...]
     attention_factor: float
     max_context: int
+    interleaved: bool = field(default=False, metadata={"later": True})  # see `description`
+
+
+@dataclass(frozen=True)
+class RopeRules:
+    """What a family's rope fields may hold.
+
+    Attributes:
+        types: The type that each accepted name stands for.
+        partial: `partial_rotary_factor` may rotate the first part of a head only.
+        ignored: Fields that change nothing for text.
+    """
+
+    types: Mapping[str, str] = field(default_factory=lambda: {name: name for name in TYPES})
+    partial: bool = False
+    ignored: tuple[str, ...] = ()
 
 
 def _powers(base: float, dim: int) -> Float32:
@@ -99,6 +120,21 @@ def yarn_inv_freq(
     return result
 
 
+def proportional_inv_freq(base: float, dim: int, share: float, factor: float) -> Float32:
+    """Returns the frequencies of the first `share` of the pairs of a head, divided by `factor`, and
+    zeros, which rotate nothing, for the others."""
+    rotated = int(share * dim // 2)
+    table = np.zeros(dim // 2, np.float32)
+    table[:rotated] = default_inv_freq(base, dim)[:rotated] / np.float32(factor)
+    return table
+
+
+def longrope_inv_freq(base: float, factors: Float32) -> Float32:
+    """Divides each frequency by its factor (LongRoPE, arXiv:2402.13753)."""
+    table: Float32 = np.float32(1) / (factors * _powers(base, 2 * len(factors)))
+    return table
+
+
 def _yarn_attention_factor(rope: Fields, factor: float) -> float:
     def mscale(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
@@ -120,37 +156,55 @@ def _rope_fields(fields: Fields) -> Fields:
     return Fields(values, f"{fields.where}: {name}")
 
 
-def read_rope(fields: Fields, head_dim: int, max_positions: int, length: int | None) -> Rope:
+def read_rope(
+    fields: Fields, rules: RopeRules, head_dim: int, max_positions: int, length: int | None
+) -> Rope:
     """Reads the rope fields of a config.
 
     Args:
         fields: The config.
+        rules: What the family accepts.
         head_dim: Elements of a head.
         max_positions: max_position_embeddings, in tokens.
-        length: Tokens that dynamic NTK scaling is computed for; None for other rotations.
+        length: Tokens that a table of a type in OF_A_LENGTH is computed for; None for others.
 
     Raises:
         ModelError: A type or key is not supported.
         InvalidRequest: `length` is wrong.
     """
     rope = _rope_fields(fields)
+    names = tuple(rules.types)
     for name in ("rope_type", "type"):
         if rope.has(name):
-            rope.choice(name, TYPES)
-    kind = rope.raw("rope_type", rope.raw("type", "default"))
+            rope.choice(name, names, "default")
+    kind = rules.types[rope.raw("rope_type", rope.raw("type", "default"))]
     outer = fields.number("rope_theta", 1.0001, MAX_THETA, 1e4)
     base = rope.number("rope_theta", 1.0001, MAX_THETA, outer)
-    if rope.number("partial_rotary_factor", 0, 1, 1.0) != 1.0:
-        raise rope.error("partial_rotary_factor", "1.0")
-    if length is not None and kind != "dynamic":
+    if length is not None and kind not in OF_A_LENGTH:
         raise InvalidRequest(
             f"rope_length is {length!r}, expected None: this model's rotation is {kind!r}, "
-            "only 'dynamic' depends on a length"
+            f"only {' and '.join(map(repr, OF_A_LENGTH))} depend on a length"
         )
-    table, attention, context = _build(kind, rope, fields, base, head_dim, max_positions, length)
-    rope.raw("finetuned")  # written by some tools, and read by none
+    dim = head_dim if kind == PROPORTIONAL else _rotated(rope, fields, rules, head_dim)
+    table, attention, context = _build(kind, rope, fields, base, dim, max_positions, length)
+    for name in ("finetuned", *rules.ignored):  # the first is written by some tools, read by none
+        rope.raw(name)
     rope.finish(all_known=True)
     return Rope(tuple(float(f) for f in table), attention, min(context, MAX_CONTEXT))
+
+
+def _rotated(rope: Fields, fields: Fields, rules: RopeRules, head_dim: int) -> int:
+    """Returns how many elements of a head are rotated."""
+    name, holder = "partial_rotary_factor", rope
+    if rules.partial and rope.raw(name) is None:
+        holder = fields
+    factor = holder.number(name, 0, 1, 1.0)
+    if not rules.partial and factor != 1.0:
+        raise rope.error(name, "1.0")
+    rotated = int(head_dim * factor)
+    if rotated < 2 or rotated % 2:
+        raise holder.error(name, f"a share of the {head_dim} elements of a head that is even")
+    return rotated
 
 
 def _build(
@@ -165,6 +219,12 @@ def _build(
     """Returns (inverse frequencies, attention factor, longest context in tokens)."""
     if kind == "default":
         return default_inv_freq(base, dim), 1.0, max_positions
+    if kind == PROPORTIONAL:
+        share = rope.number("partial_rotary_factor", 0, 1, 1.0)
+        factor = rope.number("factor", 1, 1e4, 1.0)
+        return proportional_inv_freq(base, dim, share, factor), 1.0, max_positions
+    if kind == "longrope":
+        return _build_longrope(rope, fields, base, dim, max_positions, length)
     if (
         kind == "yarn"
         and rope.raw("factor") is None
@@ -180,9 +240,7 @@ def _build(
         if dim < 4:
             raise fields.error("head_dim", "at least 4 with dynamic rope scaling")
         return _build_dynamic(base, dim, factor, max_positions, length)
-    # Like the reference: the top-level field wins over the one inside.
-    original = rope.integer("original_max_position_embeddings", 1, MAX_CONTEXT, max_positions)
-    original = fields.integer("original_max_position_embeddings", 1, MAX_CONTEXT, original)
+    original = _original_length(rope, fields, max_positions)
     if kind == "llama3":
         low = rope.number("low_freq_factor", 1e-6, 1e6)
         high = rope.number("high_freq_factor", 1e-6, 1e6)
@@ -197,6 +255,14 @@ def _build(
     return table, _yarn_attention_factor(rope, factor), max(max_positions, int(original * factor))
 
 
+def _original_length(rope: Fields, fields: Fields, max_positions: int) -> int:
+    """Returns the length of training, in tokens. The top-level field wins, as in the reference."""
+    name = "original_max_position_embeddings"
+    inside = rope.integer(name, 2, MAX_CONTEXT, max_positions)
+    original: int = fields.integer(name, 2, MAX_CONTEXT, inside)
+    return original
+
+
 def _build_dynamic(
     base: float, dim: int, factor: float, original: int, length: int | None
 ) -> tuple[Float32, float, int]:
@@ -204,3 +270,33 @@ def _build_dynamic(
         return default_inv_freq(base, dim), 1.0, original
     length = integer("rope_length", length, original, MAX_CONTEXT)
     return dynamic_inv_freq(base, dim, factor, original, length), 1.0, length
+
+
+def _build_longrope(
+    rope: Fields, fields: Fields, base: float, dim: int, max_positions: int, length: int | None
+) -> tuple[Float32, float, int]:
+    """Builds the table of sequences of `length` tokens, by default of `max_positions`.
+
+    The reference changes tables, and with them the meaning of the KV, where a sequence grows past
+    `original`. Here a model has one table: that of the long sequences if `length` allows them.
+    """
+    original = _original_length(rope, fields, max_positions)
+    if length is None:
+        length = max_positions
+    length = integer("rope_length", length, 1, max_positions)
+    factors = {name: _factors(rope, name, dim // 2) for name in ("long_factor", "short_factor")}
+    factor = rope.number("factor", 1e-6, 1e6, max_positions / original)
+    attention = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    attention = rope.number("attention_factor", 1e-6, 1e4, attention)
+    name = "long_factor" if length > original else "short_factor"
+    return longrope_inv_freq(base, factors[name]), attention, length
+
+
+def _factors(rope: Fields, name: str, count: int) -> Float32:
+    values = rope.raw(name)
+    known = isinstance(values, list) and all(
+        type(value) in (int, float) and 1e-6 <= value <= 1e6 for value in values
+    )
+    if not known or len(values) != count:
+        raise rope.error(name, f"{count} numbers from 1e-06 to 1e+06")
+    return np.array(values, np.float32)

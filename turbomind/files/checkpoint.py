@@ -1,8 +1,5 @@
 """Checkpoints in safetensors files. Headers are read here, tensors by the core.
 
-A memory map would end the process (SIGBUS) where a file shrinks, or its disk fails, while it is
-read, so all reading is pread.
-
 A file is 8 bytes of header length (little endian), a JSON header {name: {dtype, shape,
 data_offsets}}, then the tensors. The safetensors library has no bfloat16 in
 numpy and copies, so the reader is our own. It checks the whole header before it reads a tensor.
@@ -13,15 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import weakref
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import turbomind._C as _C
 from turbomind.errors import ModelError
+from turbomind.files.weight_file import Tensor, WeightFile
 from turbomind.models.config import read_json
 
 # Formats a weight can be read from: name in the file -> (name in the core, bytes per element).
@@ -36,65 +30,29 @@ OTHER_BITS = {
 MAX_HEADER = 100_000_000  # bytes; the limit of the format
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-SAMPLE = 4096  # bytes of one sampled block of a tensor
 
 
-@dataclass(frozen=True)
-class Tensor:
-    """Place of a tensor. `begin` and `end` are bytes from the start of its file."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    begin: int
-    end: int
-
-
-class SafetensorsFile:
+class SafetensorsFile(WeightFile):
     """One open file. Raises ModelError naming the file, the tensor and what is wrong."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise ModelError(f"cannot read {path}: {error.strerror}") from error
-        weakref.finalize(self, os.close, self._descriptor)
-        self.stat = os.fstat(self._descriptor)
-        self.size = self.stat.st_size
+        super().__init__(path)
         if self.size < 8:
             raise ModelError(f"{path}: {self.size} bytes, expected at least 8")
-        self.header_bytes, self.tensors = self._read_header()
+        self._header, self.tensors = self._read_header()
 
-    def _read(self, begin: int, end: int) -> bytes:
-        """Returns the bytes [begin, end) of the file.
-
-        Raises:
-            ModelError: The file cannot be read, or has become shorter.
-        """
-        parts: list[bytes] = []
-        while begin < end:
-            try:
-                part = os.pread(self._descriptor, end - begin, begin)
-            except OSError as error:
-                raise ModelError(f"cannot read {self.path}: {error.strerror}") from error
-            if not part:
-                raise ModelError(
-                    f"{self.path}: it ends at byte {begin}, expected {self.size} bytes as when it "
-                    "was opened: the file changed while it was read"
-                )
-            parts.append(part)
-            begin += len(part)
-        return b"".join(parts)
+    def header(self) -> bytes:
+        """Returns the JSON header as it is in the file."""
+        return self._header
 
     def _read_header(self) -> tuple[bytes, dict[str, Tensor]]:
-        length = int.from_bytes(self._read(0, 8), "little")
+        length = int.from_bytes(self.read(0, 8), "little")
         if length > min(self.size - 8, MAX_HEADER):
             raise ModelError(
                 f"{self.path}: header of {length} bytes, expected at most "
                 f"{min(self.size - 8, MAX_HEADER)}; the file is truncated or not safetensors"
             )
-        raw = self._read(8, 8 + length)
+        raw = self.read(8, 8 + length)
         try:
             header = json.loads(raw)
         except (ValueError, RecursionError) as error:
@@ -105,7 +63,7 @@ class SafetensorsFile:
             )
         header.pop("__metadata__", None)
         tensors = {name: self._tensor(name, entry, 8 + length) for name, entry in header.items()}
-        self._check_layout(tensors)
+        self.check_layout(tensors.values())
         return raw, tensors
 
     def _tensor(self, name: str, entry: Any, start: int) -> Tensor:
@@ -135,49 +93,6 @@ class SafetensorsFile:
             )
         return Tensor(name, dtype, tuple(shape), begin, end)
 
-    def _check_layout(self, tensors: dict[str, Tensor]) -> None:
-        last = None
-        for tensor in sorted(tensors.values(), key=lambda t: (t.begin, t.end)):
-            if last is not None and tensor.begin < last.end:
-                raise ModelError(
-                    f"{self.path}: tensors {last.name} and {tensor.name} overlap, expected apart"
-                )
-            last = tensor if tensor.end > tensor.begin else last
-
-    def data(self, tensor: Tensor) -> bytes:
-        """Reads the tensor and returns its bytes.
-
-        Raises:
-            ModelError: The file cannot be read, or has become shorter.
-        """
-        return self._read(tensor.begin, tensor.end)
-
-    def source(self, tensor: Tensor) -> _C.SourceFile:
-        """Returns the tensor's place, valid while this object exists."""
-        length = tensor.end - tensor.begin
-        return _C.SourceFile(str(self.path), self._descriptor, tensor.begin, length)
-
-    def prefetch(self, tensor: Tensor) -> None:
-        """Asks the system to read the tensor into its page cache."""
-        length = tensor.end - tensor.begin
-        os.posix_fadvise(self._descriptor, tensor.begin, length, os.POSIX_FADV_WILLNEED)
-
-    def digest(self) -> bytes:
-        """Returns the SHA-256 of size, header and sampled content.
-
-        Of each tensor, in order of name, the samples are all bytes up to 12 KiB, else its first,
-        middle and last 4 KiB. A change in the rest of a tensor does not change the digest."""
-        total = hashlib.sha256(self.size.to_bytes(8, "little") + self.header_bytes)
-        for name in sorted(self.tensors):
-            begin, end = self.tensors[name].begin, self.tensors[name].end
-            if end - begin <= 3 * SAMPLE:
-                total.update(self._read(begin, end))
-                continue
-            middle = begin + (end - begin - SAMPLE) // 2
-            for at in (begin, middle, end - SAMPLE):
-                total.update(self._read(at, at + SAMPLE))
-        return total.digest()
-
 
 def _naturals(value: Any) -> bool:
     return isinstance(value, list) and all(
@@ -185,14 +100,13 @@ def _naturals(value: Any) -> bool:
     )
 
 
-class Checkpoint:
-    """All tensors of a model folder: `model.safetensors`, or the shards of its index."""
+class CheckpointFiles:
+    """All tensors of a model's files, found by name."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.files = [SafetensorsFile(path) for path in _weight_files(folder)]
-        self._where: dict[str, SafetensorsFile] = {}
-        for file in self.files:
+    def __init__(self, files: Sequence[WeightFile]) -> None:
+        self.files = files
+        self._where: dict[str, WeightFile] = {}
+        for file in files:
             for name in file.tensors:
                 if name in self._where:
                     raise ModelError(
@@ -200,7 +114,59 @@ class Checkpoint:
                         f"{file.path.name}, expected once"
                     )
                 self._where[name] = file
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._where)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._where
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Returns the shape of a tensor that is there."""
+        return self._where[name].tensors[name].shape
+
+    def dtype(self, name: str) -> str:
+        """Returns the type of a tensor that is there, as in its file."""
+        return self._where[name].tensors[name].dtype
+
+    def find(
+        self, name: str, shape: tuple[int, ...], dtypes: Collection[str] = DTYPES
+    ) -> tuple[WeightFile, Tensor]:
+        """Returns the tensor of that name; raises ModelError for another shape or dtype."""
+        file = self._where.get(name)
+        if file is None:
+            raise ModelError(f"{self._place()}: tensor {name} is missing, expected shape {shape}")
+        tensor = file.tensors[name]
+        if tensor.shape != shape:
+            raise ModelError(
+                f"{file.path}: tensor {name} has shape {tensor.shape}, expected {shape}"
+            )
+        if tensor.dtype not in dtypes:
+            raise ModelError(
+                f"{file.path}: tensor {name} has dtype {tensor.dtype}, "
+                f"expected one of {', '.join(dtypes)}"
+            )
+        return file, tensor
+
+    def _place(self) -> Path:
+        return self.files[0].path
+
+    def digest(self) -> str:
+        """Returns the SHA-256 (hex) of the files' digests, in order of file name."""
+        files = sorted(self.files, key=lambda file: file.path.name)
+        return hashlib.sha256(b"".join(file.digest() for file in files)).hexdigest()
+
+
+class Checkpoint(CheckpointFiles):
+    """All tensors of a model folder: `model.safetensors`, or the shards of its index."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        super().__init__([SafetensorsFile(path) for path in _weight_files(folder)])
         self._check_index()
+
+    def _place(self) -> Path:
+        return self.folder
 
     def _check_index(self) -> None:
         if len(self.files) == 1 and self.files[0].path.name == SINGLE:
@@ -209,31 +175,6 @@ class Checkpoint:
             found = self._where.get(name)
             if found is None or found.path.name != file:
                 raise ModelError(f"{self.folder / INDEX}: tensor {name} is not in {file}")
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._where)
-
-    def find(self, name: str, shape: tuple[int, ...]) -> tuple[SafetensorsFile, Tensor]:
-        """Returns the tensor of that name; raises ModelError for another shape or dtype."""
-        file = self._where.get(name)
-        if file is None:
-            raise ModelError(f"{self.folder}: tensor {name} is missing, expected shape {shape}")
-        tensor = file.tensors[name]
-        if tensor.shape != shape:
-            raise ModelError(
-                f"{file.path}: tensor {name} has shape {tensor.shape}, expected {shape}"
-            )
-        if tensor.dtype not in DTYPES:
-            raise ModelError(
-                f"{file.path}: tensor {name} has dtype {tensor.dtype}, "
-                f"expected one of {', '.join(DTYPES)}"
-            )
-        return file, tensor
-
-    def digest(self) -> str:
-        """Returns the SHA-256 (hex) of the files' digests, in order of file name."""
-        files = sorted(self.files, key=lambda file: file.path.name)
-        return hashlib.sha256(b"".join(file.digest() for file in files)).hexdigest()
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -1,0 +1,87 @@
+"""The tensors of a model's files as the sources of the core's weight slots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import turbomind._C as _C
+from turbomind.errors import ModelError
+from turbomind.files.checkpoint import Checkpoint, CheckpointFiles
+from turbomind.files.gguf import GgufFile
+from turbomind.loading import gguf_tensors
+from turbomind.models import Description, Family, Rows
+from turbomind.quant.gguf import GgufScheme
+from turbomind.quant.scheme import Scheme
+from turbomind.quant.schemes import scheme_of
+
+
+@dataclass(frozen=True)
+class Sources:
+    """A checkpoint, the scheme by which it stores matrices, and the rows that fill each slot."""
+
+    checkpoint: CheckpointFiles
+    scheme: Scheme
+    slots: list[tuple[str, list[Rows]]]
+
+    def prefetch(self, number: int) -> None:
+        """Asks the system to read the tensors of a slot, if there is one of that number."""
+        for row in self.slots[number][1] if number < len(self.slots) else []:
+            for file, tensor in self.scheme.places(row) if not row.index else ():
+                file.prefetch(tensor)
+
+    def pack(self, builder: _C.DecoderBuilder) -> None:
+        """Fills all slots."""
+        for number, (slot, rows) in enumerate(self.slots):
+            self.prefetch(number + 1)  # the disk works while we pack
+            self.scheme.pack(builder, slot, rows)
+
+
+def open_sources(
+    path: Path,
+    family: Family,
+    description: Description,
+    file: GgufFile | None,
+    quantization: Mapping[str, Any] | None = None,
+) -> Sources:
+    """Opens the weights of a model.
+
+    Args:
+        path: The model folder.
+        family: The reader of the config, which names the tensors.
+        description: The architecture.
+        file: The GGUF file, in place of the folder.
+        quantization: The field quantization_config of config.json.
+
+    Raises:
+        ModelError: There are no weights, or a header is damaged.
+    """
+    if file is not None:
+        checkpoint = CheckpointFiles([file])
+        slots = gguf_tensors.slots_of(file, family, description)
+        return Sources(checkpoint, GgufScheme(checkpoint), slots)
+    rows = list(family.slots(description))
+    if not path.is_dir():
+        raise ModelError(
+            f"{path} is a file, expected a folder or a GGUF file (or load_format 'dummy')"
+        )
+    checkpoint = Checkpoint(path)
+    names = {family.tensor_name(name): name for name in checkpoint}
+    scheme = scheme_of(quantization, checkpoint)
+
+    def name_of(name: str) -> str:
+        module = name.removesuffix(".weight")
+        for end in ("weight", scheme.codes_name):
+            if name.endswith(".weight") and f"{module}.{end}" in names:
+                return names[f"{module}.{end}"].removesuffix(end) + "weight"
+        return names.get(name, name)
+
+    def stored(row: Rows) -> Rows:
+        row = replace(row, tensor=name_of(row.tensor))
+        known = row.tensor in checkpoint and checkpoint.shape(row.tensor) != row.shape
+        return family.stored(row, checkpoint.shape(row.tensor)) if known else row
+
+    slots = [(slot, [stored(row) for row in each]) for slot, each in rows]
+    return Sources(checkpoint, scheme, slots)

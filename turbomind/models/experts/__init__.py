@@ -1,0 +1,1 @@
+"""The families with experts, one file of wiring each."""

@@ -1,0 +1,28 @@
+"""Granite with experts, such as Granite-3.1-1B-A400M."""
+
+from dataclasses import replace
+
+from turbomind.models.config import Fields
+from turbomind.models.description import Layer
+from turbomind.models.experts.fields import read_experts
+from turbomind.models.granite import Granite
+
+
+class GraniteMoe(Granite):
+    """One tensor stacks the gates and ups of all experts, another one the downs."""
+
+    names = {"GraniteMoeForCausalLM": "granitemoe"}
+    defaults = {"max_position_embeddings": 2048, "num_experts_per_tok": 2}
+    router = "model.layers.{i}.block_sparse_moe.router.layer"
+    gate_ups = "model.layers.{i}.block_sparse_moe.input_linear.weight"
+    downs = "model.layers.{i}.block_sparse_moe.output_linear.weight"
+
+    def traits(self, fields: Fields, layer: Layer) -> Layer:
+        """Reads the bias flag of attention and the multipliers."""
+        bias = fields.flag("attention_bias", False)
+        return self.multipliers(fields, replace(layer, qkv_bias=bias, o_bias=bias))
+
+    def mlps(self, fields: Fields, layer: Layer, layers: int) -> list[Layer]:
+        """Returns the same experts for all layers."""
+        experts = read_experts(fields, 8, "intermediate_size", True)
+        return [replace(layer, intermediate=0, experts=experts)] * layers

@@ -1,0 +1,37 @@
+"""Mixtral: a Mistral with experts in all layers."""
+
+from dataclasses import replace
+
+from turbomind.models.base import layer_windows
+from turbomind.models.config import Fields
+from turbomind.models.description import Layer
+from turbomind.models.experts.fields import read_experts
+from turbomind.models.mistral import Mistral
+from turbomind.models.rope import MAX_CONTEXT
+
+
+class Mixtral(Mistral):
+    """The weights of a token's experts have the sum 1."""
+
+    names = {"MixtralForCausalLM": "mixtral"}
+    wrappers = {}
+    defaults = {
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 8,
+        "num_experts_per_tok": 2,
+        "rms_norm_eps": 1e-5,
+    }
+    router = "model.layers.{i}.block_sparse_moe.gate"
+    expert_gate = "model.layers.{i}.block_sparse_moe.experts.{j}.w1"
+    expert_up = "model.layers.{i}.block_sparse_moe.experts.{j}.w3"
+    expert_down = "model.layers.{i}.block_sparse_moe.experts.{j}.w2"
+
+    def mlps(self, fields: Fields, layer: Layer, layers: int) -> list[Layer]:
+        """Returns the same experts for all layers."""
+        experts = read_experts(fields, 8, "intermediate_size", True)
+        return [replace(layer, intermediate=0, experts=experts)] * layers
+
+    def windows(self, fields: Fields, layers: int) -> list[int]:
+        """Reads `sliding_window`; null or absent means none."""
+        window = fields.integer("sliding_window", 1, MAX_CONTEXT, 0)
+        return layer_windows(fields, layers, window, 0)

@@ -1,0 +1,30 @@
+"""OLMoE: experts in all layers, and norms of q and k across all heads."""
+
+from dataclasses import replace
+
+from turbomind.models.base import Family
+from turbomind.models.config import Fields
+from turbomind.models.description import Layer
+from turbomind.models.experts.fields import read_experts
+
+
+class Olmoe(Family):
+    """`attention_bias` puts biases on q, k, v and o."""
+
+    names = {"OlmoeForCausalLM": "olmoe"}
+    defaults = {
+        "max_position_embeddings": 4096,
+        "num_experts_per_tok": 8,
+        "rms_norm_eps": 1e-5,
+    }
+
+    def traits(self, fields: Fields, layer: Layer) -> Layer:
+        """Reads the bias flag."""
+        bias = fields.flag("attention_bias", False)
+        return replace(layer, qk_norm_all=True, qkv_bias=bias, o_bias=bias)
+
+    def mlps(self, fields: Fields, layer: Layer, layers: int) -> list[Layer]:
+        """Returns the same experts for all layers."""
+        renormalize = fields.flag("norm_topk_prob", False)
+        experts = read_experts(fields, 64, "intermediate_size", renormalize)
+        return [replace(layer, intermediate=0, experts=experts)] * layers

@@ -1,0 +1,37 @@
+"""Qwen3 with experts."""
+
+from dataclasses import replace
+
+from turbomind.models.base import layer_windows
+from turbomind.models.config import Fields
+from turbomind.models.description import Layer
+from turbomind.models.experts.fields import read_experts, sparse_layers
+from turbomind.models.qwen3 import Qwen3
+from turbomind.models.rope import MAX_CONTEXT
+
+
+class Qwen3Moe(Qwen3):
+    """Experts in each `decoder_sparse_step`-th layer but those of `mlp_only_layers`."""
+
+    names = {"Qwen3MoeForCausalLM": "qwen3_moe"}
+    defaults = {
+        "max_position_embeddings": 32768,
+        "num_key_value_heads": 4,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts_per_tok": 8,
+    }
+
+    def mlps(self, fields: Fields, layer: Layer, layers: int) -> list[Layer]:
+        """Reads the experts, and which layers have an MLP instead."""
+        renormalize = fields.flag("norm_topk_prob", False)
+        experts = read_experts(fields, 128, "moe_intermediate_size", renormalize)
+        return sparse_layers(fields, layer, replace(layer, intermediate=0, experts=experts), layers)
+
+    def windows(self, fields: Fields, layers: int) -> list[int]:
+        """Reads `use_sliding_window`, which is for all layers."""
+        on = fields.flag("use_sliding_window", False)
+        window = fields.integer("sliding_window", 0, MAX_CONTEXT, 4096)
+        if fields.raw("sliding_window") is None and fields.has("sliding_window"):
+            window = 0
+        return layer_windows(fields, layers, window if on else 0, 0)

@@ -1,0 +1,1 @@
+"""The Gemma families, one file of wiring each."""

@@ -1,0 +1,121 @@
+"""GPTQ checkpoints of 4 and 8 bits.
+
+A word of `qweight` [in * bits / 32, out] holds inputs, one of `qzeros` [groups, out * bits / 32]
+outputs. value = (code - zero) * scale. `gptq` stores zero - 1, `gptq_v2` the zero itself; newer
+tools write the latter under the former name, so of symmetric checkpoints the stored value decides.
+With `desc_act` the columns of a group are anywhere: `g_idx` has the group of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from turbomind.errors import ModelError
+from turbomind.files.checkpoint import CheckpointFiles
+from turbomind.models import Rows
+from turbomind.models.config import Fields
+from turbomind.quant.codes import Bytes, CodeKind, Codes
+from turbomind.quant.modules import ModuleScheme, Shapes
+from turbomind.quant.packed import (
+    SCALES,
+    check_group_size,
+    column_order,
+    groups_of,
+    repeated,
+    scale_kind,
+    unpack,
+)
+
+# Fields that change nothing: how the codes were found, kernels of other engines, and `lm_head`,
+# which follows from the tensors.
+_IGNORED = (
+    "quant_method", "damp_percent", "damp_auto_increment", "true_sequential", "static_groups",
+    "model_name_or_path", "model_file_base_name", "lm_head", "meta", "backend", "use_cuda_fp16",
+    "use_exllama", "exllama_config", "max_input_length", "block_name_to_quantize",
+    "module_name_preceding_first_block", "modules_in_block_to_quantize", "dataset", "tokenizer",
+    "batch_size", "pad_token_id", "cache_block_outputs", "disable_exllama",
+)  # fmt: skip
+
+
+class Gptq(ModuleScheme):
+    """Reads matrices of GPTQ."""
+
+    codes_name = "qweight"
+
+    def __init__(self, config: Mapping[str, Any], checkpoint: CheckpointFiles | None) -> None:
+        super().__init__(checkpoint)
+        fields = Fields(config, "config.json: quantization_config")
+        self.bits: int = fields.integer("bits", 4, 8)
+        if self.bits not in (4, 8):
+            raise fields.error("bits", "4 or 8")
+        self.group_size = check_group_size(fields)
+        self.symmetric = fields.flag("sym", True)
+        self.is_ordered = fields.flag("desc_act", False) and self.group_size != -1
+        self.is_v2 = fields.choice("checkpoint_format", ("gptq", "gptq_v2"), "gptq") == "gptq_v2"
+        fields.choice("pack_dtype", ("int32",), "int32")
+        if fields.flag("is_marlin_format", False):
+            raise fields.error("is_marlin_format", "false")
+        for name in _IGNORED:
+            fields.raw(name)
+        fields.finish(all_known=True)
+
+    def code_kind(self, row: Rows, scales: str) -> CodeKind:
+        """Returns the kind of a module's codes with scales of a tensor's type."""
+        offsets = "none" if self.symmetric else "zero"
+        return scale_kind(scales, self.bits, self.group_size, offsets, self.is_ordered)
+
+    def shapes(self, row: Rows) -> Shapes:
+        """Returns the shape and the types of each tensor of a module."""
+        outputs, inputs = row.shape
+        groups, count = groups_of(inputs, self.group_size), 32 // self.bits
+        return {
+            "qweight": ((inputs // count, outputs), ("I32",)),
+            "qzeros": ((groups, outputs // count), ("I32",)),
+            "scales": ((groups, outputs), tuple(SCALES)),
+            "g_idx": ((inputs,), ("I32",)),
+        }
+
+    def codes(self, row: Rows) -> Codes:
+        """Reads rows."""
+        parts, columns = self.arrays(row), row.shape[1]
+        module = row.tensor.removesuffix(".weight")
+        rows = slice(row.begin, row.begin + row.count)
+        codes = unpack(np.ascontiguousarray(parts["qweight"].T[rows]), self.bits)
+        zeros = self._zeros(unpack(parts["qzeros"], self.bits), f"{module}.qzeros").T[rows]
+        scales = repeated(parts["scales"].T[rows], columns, self.group_size)
+        order = self._order(parts["g_idx"], f"{module}.g_idx")
+        if order is not None:
+            codes = codes[:, order]
+        offsets = None if self.symmetric else repeated(zeros, columns, self.group_size)
+        return Codes(codes, scales, offsets, columns=order)
+
+    def _zeros(self, stored: Bytes, name: str) -> Bytes:
+        """Returns the zero points of the stored values."""
+        middle = 1 << (self.bits - 1)
+        if self.symmetric:
+            if not np.isin(stored, (middle - 1, middle)).all() or np.ptp(stored):
+                raise ModelError(
+                    f"tensor {name} has values from {stored.min()} to {stored.max()}, expected "
+                    f"{middle - 1} or {middle} alone in a symmetric checkpoint"
+                )
+            return stored
+        if self.is_v2:
+            return stored
+        if stored.max() == 255:
+            raise ModelError(f"tensor {name} has 255, a zero point of 256, expected up to 255")
+        zeros: Bytes = stored + np.uint8(1)
+        return zeros
+
+    def _order(self, g_idx: Any, name: str) -> Any:
+        """Returns the order of the columns; None where the groups are in their order."""
+        if self.group_size == -1:
+            return None
+        order = column_order(g_idx, self.group_size, name)
+        if self.is_ordered:
+            return order
+        if (order != np.arange(len(order))).any() or (np.diff(g_idx) < 0).any():
+            raise ModelError(f"tensor {name} is not in order, expected so without desc_act")
+        return None
