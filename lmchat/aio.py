@@ -251,17 +251,24 @@ class AsyncSession:
             lambda: self.sync.start_edit(turn, text, **settings), stream, self._threads
         )
 
-    async def stop(self) -> Reply | None:
-        """Stops the current generation, as `Session.stop()`."""
+    start_send = _in_thread(Session.start_send)
+    start_retry = _in_thread(Session.start_retry)
+    start_edit = _in_thread(Session.start_edit)
+    start_continue = _in_thread(Session.start_continue)
+
+    async def stop(self, turn: int | None = None) -> Reply | None:
+        """Stops the current generation, or only that of `turn`, as `Session.stop()`."""
         generation = self.sync.running
         if generation is None:
+            return await self._threads.run(functools.partial(self.sync.stop, turn))
+        if turn not in (None, generation.turn_id):
             return None
         await end_of(generation)
         return generation.reply
 
-    async def follow(self) -> AsyncFollower:
+    async def follow(self, turn: int | None = None) -> AsyncFollower:
         """Returns a reader of the reply that is being generated, as `Session.follow()`."""
-        return AsyncFollower(await asyncio.to_thread(self.sync.follow))
+        return AsyncFollower(await self._threads.run(functools.partial(self.sync.follow, turn)))
 
     async def _settle(self) -> None:
         ending = self.sync.ending
@@ -295,6 +302,7 @@ class AsyncSession:
         return AsyncSession(await self._threads.run(fork), self._threads)
 
     append = _in_thread(Session.append)
+    edit_reply = _in_thread(Session.edit_reply)
     conversation = _in_thread(Session.conversation)
     annotate = _in_thread(Session.annotate)
     count_tokens = _in_thread(Session.count_tokens)

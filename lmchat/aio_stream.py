@@ -21,6 +21,7 @@ from lmchat.generation.parts import Cursor, Delta, Progress
 from lmchat.generation.reader import after_read
 from lmchat.generation.reply import Reply
 from lmchat.generation.reply_stream import Follower
+from lmchat.store.turns import Turn
 
 
 class _LoopCalls:
@@ -260,6 +261,16 @@ class AsyncFollower:
     def turn_id(self) -> int | None:
         """Id of the turn that the reply is or becomes; None without a session."""
         return self._follower.turn_id
+
+    @property
+    def before(self) -> int:
+        """Number of the first parts that a continued reply had before."""
+        return self._follower.before
+
+    @property
+    def preceding(self) -> tuple[Turn, ...]:
+        """The turns before a running reply, as `Follower.preceding`."""
+        return self._follower.preceding
 
     async def events(self) -> AsyncIterator[Delta | Progress]:
         """Yields all parts: text, reasoning, and the progress of the prompt."""

@@ -43,8 +43,8 @@ from lmchat.store.protocol import (
 )
 from lmchat.store.records import HIDDEN_TAG, SessionRecord, Summary
 from lmchat.store.syncer import Durability
+from lmchat.text.model_text import read_text, tokenizer_digest
 from lmchat.text.prompt import PromptBuilder, check_history
-from lmchat.text.template import ChatTemplate
 from lmchat.text.template_class import TemplateInfo
 from lmchat.text.tokenizer import Tokenizer
 from turbomind import Engine, ModelInfo, Stats
@@ -74,8 +74,8 @@ class ChatEngine(StatelessVerbs):
     A context manager. `close()` stops all generations and stores their tokens.
 
     Args:
-        model: a model folder or a hub name. None, or "memo" if no folder has that name: the small
-            model that ships with lmchat.
+        model: a model folder, a GGUF file or a hub name. None, or "memo" if no folder has that
+            name: the small model that ships with lmchat.
         store: "disk" (the user's data directory, or $LMCHAT_HOME: sessions outlive the process),
             "memory" (sessions end with this engine), the path of a data directory, or a `Store`.
         persist_pages: whether KV pages of sessions are written to disk beside the store. Needs
@@ -83,7 +83,7 @@ class ChatEngine(StatelessVerbs):
         disk_quota: largest size of these pages, in bytes or as a text like "20GiB"; None: no limit.
         max_queue: requests that may wait for a slot of the batch. One more raises Overloaded,
             unless its owner is below its share: then the newest one of the owner furthest above its
-            share ends with that error. Turns of live sessions do not count.
+            share ends with that error.
         max_wait: largest predicted time to the first token of an accepted request, in seconds. A
             request that would wait longer raises Overloaded.
         idle_close: seconds without use after which a session that no caller holds is closed; its
@@ -145,12 +145,10 @@ class ChatEngine(StatelessVerbs):
         self.core = Engine(path, **tiers, **options)
         started: list[Callable[[], object]] = [self.core.close]
         try:
-            folder = self.core.info.folder
-            tokenizer = Tokenizer.from_folder(folder)
-            template = ChatTemplate.from_folder(folder)
-            model_settings = settings_module.from_generation_config(
-                self.core.info.generation_defaults
-            )
+            info = self.core.info
+            text = read_text(info)
+            tokenizer, template = text.tokenizer, text.template
+            model_settings = settings_module.from_generation_config(info.generation_defaults)
             pages = LowerTiers(self.core, tiers.get("page_folder"))
             durability = Durability(store, pages)
             started.append(durability.close)
@@ -186,8 +184,7 @@ class ChatEngine(StatelessVerbs):
                 identity=identity(
                     name_of(model),
                     pages.fingerprint,
-                    folder,
-                    self.core.vocab_size,
+                    tokenizer_digest(info, self.core.vocab_size),
                     template.source if template else None,
                 ),
                 model_settings=model_settings,
@@ -240,6 +237,7 @@ class ChatEngine(StatelessVerbs):
             check_name(name)
         if system is not None:
             check_text("system", system)
+            self._runtime.check_fits(system)
         given = settings_module.validate(check_mapping("settings", settings))
         variables = check_mapping("template_variables", template_variables)
         if overflow is not None:
@@ -485,8 +483,8 @@ class ChatEngine(StatelessVerbs):
 
         Args:
             owner: the owner of the request.
-            live: whether it continues a live session with a short turn. Such a turn may be accepted
-                when another request is not.
+            live: whether it continues a conversation that has KV, with a short turn. Such a turn
+                may get a slot when another request does not.
 
         Raises:
             Overloaded: `retry_after` has the predicted seconds until a retry can succeed.

@@ -11,7 +11,7 @@ Error
 ├── Overloaded          too many requests are waiting; try again later
 ├── EngineClosed        the engine has been closed
 ├── Unreachable         the server of a remote engine does not answer
-└── InternalError       a bug, or the machine's memory or open files; the engine goes on
+└── InternalError       a bug, or the machine's memory or open files; the engine continues
 """
 
 from typing import TypeVar

@@ -141,7 +141,8 @@ class StatelessVerbs:
         continue_final_message: bool = False,
         add_generation_prompt: bool = True,
     ) -> list[int]:
-        """Returns the prompt of messages as token ids, as `chat()` would compute it now.
+        """Returns the prompt of messages as token ids, as `chat()` would compute it now. It may be
+        longer than the context.
 
         Args:
             messages: as in `chat()`.
@@ -159,7 +160,8 @@ class StatelessVerbs:
             raise InvalidRequest(
                 f"add_generation_prompt is {add_generation_prompt!r:.80}, expected True or False"
             )
-        return self._conversations.prompt(*given, add_generation_prompt)[0].token_ids
+        prompt, _ = self._conversations.prompt(*given, add_generation_prompt, any_length=True)
+        return prompt.token_ids
 
     def _checked(
         self,
@@ -197,6 +199,7 @@ class StatelessVerbs:
 
         Raises:
             InvalidRequest: an argument is out of range.
+            ContextFull: the prompt is longer than the context.
             Overloaded: the queue is full.
         """
         request = self._stateless(prompt, owner, settings)
@@ -287,7 +290,8 @@ class StatelessVerbs:
 
     def _ids(self, prompt: str | Iterable[int]) -> list[int]:
         if isinstance(prompt, str):
+            self._runtime.check_fits(prompt)
             return self._runtime.tokenizer.encode(prompt)
         if not isinstance(prompt, Iterable):
-            raise InvalidRequest(f"prompt is {shown(prompt)}, expected a text or token ids")
+            raise InvalidRequest(f"prompt is {shown(prompt)}, expected a string or token ids")
         return token_id_list(prompt, self.core.vocab_size)

@@ -89,7 +89,7 @@ class Container:
             self._zip = zipfile.ZipFile(file)
             infos = self._zip.infolist()
         except _BAD as error:
-            raise InvalidRequest(f"it is no valid zip: {error}") from None
+            raise InvalidRequest(f"it is not a valid zip: {error}") from None
         self._infos = {info.filename: info for info in infos}
         if len(self._infos) != len(infos):
             raise InvalidRequest("it has two entries of one name")

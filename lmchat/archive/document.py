@@ -209,7 +209,7 @@ def _turn_in(found: dict[str, Any], where: str) -> Turn:
         found["timings"] = _counts_in(Timings, found["timings"], f"timings of {where}")
         found["settings"] = _settings_in(found["settings"])
     elif replies & found.keys():
-        raise InvalidRequest(f"{where} has {sorted(replies & found.keys())[0]}, but is no reply")
+        raise InvalidRequest(f"{where} has {sorted(replies & found.keys())[0]}, but is not a reply")
     found["prefix_length"] = found.pop("keep")
     return Turn(**found)
 

@@ -41,7 +41,7 @@ def load(what: str, data: bytes, *, floats: bool = True) -> Any:
         floats: whether it may hold numbers with a fraction or an exponent.
 
     Raises:
-        InvalidRequest: the text is no JSON, repeats a key, or exceeds a limit of this module.
+        InvalidRequest: the text is not JSON, repeats a key, or exceeds a limit of this module.
     """
     try:
         value = json.loads(

@@ -28,7 +28,7 @@ _EXPECTED = {
     "maximum": "at most {}",
     "minLength": "at least {} characters",
     "maxLength": "at most {} characters",
-    "pattern": "a text like {}",
+    "pattern": "a string like {}",
 }
 
 

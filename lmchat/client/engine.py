@@ -109,7 +109,7 @@ class RemoteEngine:
             self._facts = self._connection.call("GET", "/v1/engine")
         except NotFound as error:
             self._connection.close()
-            raise InvalidRequest(f"url is {shown(url)}, which is no lmchat server") from error
+            raise InvalidRequest(f"url is {shown(url)}, which is not an lmchat server") from error
         except BaseException:
             self._connection.close()
             raise
@@ -535,7 +535,7 @@ def _prompt(prompt: str | Iterable[int]) -> str | list[int]:
     if isinstance(prompt, str):
         return prompt
     if not isinstance(prompt, Iterable):
-        raise InvalidRequest(f"prompt is {shown(prompt)}, expected a text or token ids")
+        raise InvalidRequest(f"prompt is {shown(prompt)}, expected a string or token ids")
     return list(prompt)
 
 

@@ -225,8 +225,8 @@ def _encoded(body: Mapping[str, Any]) -> bytes:
         return json.dumps(body, allow_nan=False).encode()
     except (TypeError, ValueError) as error:
         raise InvalidRequest(
-            f"an argument is no JSON value ({error}), expected numbers that are finite, texts, "
-            "lists and mappings: a remote engine is called with JSON"
+            f"an argument is not a JSON value ({error}), expected finite numbers, strings, lists "
+            "and mappings: a remote engine is called with JSON"
         ) from error
 
 

@@ -198,19 +198,34 @@ class RemoteSession(RemoteRecord):
         }
         return self._start("turns", settings, body)
 
-    def start_continue(self, **settings: Unpack[GenerationSettings]) -> RemoteGeneration:
+    def start_continue(
+        self,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        **settings: Unpack[GenerationSettings],
+    ) -> RemoteGeneration:
         """Starts `continue_()` and returns its generation without waiting for it."""
-        return self._start("continue", settings)
+        return self._start("continue", settings, {"metadata": metadata})
 
-    def start_retry(self, **settings: Unpack[GenerationSettings]) -> RemoteGeneration:
+    def start_retry(
+        self,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        **settings: Unpack[GenerationSettings],
+    ) -> RemoteGeneration:
         """Starts `retry()` and returns its generation without waiting for it."""
-        return self._start("retry", settings)
+        return self._start("retry", settings, {"metadata": metadata})
 
     def start_edit(
-        self, turn: int, text: str, **settings: Unpack[GenerationSettings]
+        self,
+        turn: int,
+        text: str,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        **settings: Unpack[GenerationSettings],
     ) -> RemoteGeneration:
         """Starts `edit()` and returns its generation without waiting for it."""
-        return self._start("edit", settings, {"turn": turn, "text": text})
+        return self._start("edit", settings, {"turn": turn, "text": text, "metadata": metadata})
 
     def _start(
         self, verb: str, settings: Mapping[str, Any], more: Mapping[str, Any] | None = None
@@ -248,32 +263,44 @@ class RemoteSession(RemoteRecord):
         found = self.running
         return found if found is not None and found.cancelled else None
 
-    def stop(self) -> Reply | None:
+    def stop(self, turn: int | None = None) -> Reply | None:
         """Stops the current generation, of any client, and waits until its turn is committed.
-        Returns None if nothing was being generated."""
-        self._check_open()
-        running = self.running
-        if running is not None:
-            running.cancel()
-            running.wait()
-            return running.log.reply
-        found = self._call("stop")
-        if not found["stopped"]:
-            return None
-        return reply_of(found["reply"], self._ended(found["reply"]["turn"]))
 
-    def follow(self) -> Follower:
-        """Returns a reader of the reply that is being generated, by any client, which has all of it
-        so far. With nothing running it has the last reply, complete.
+        Args:
+            turn: stops only the reply that becomes this turn. None: any.
 
-        Raises:
-            NotFound: the conversation has no reply.
+        Returns:
+            The reply; None if nothing was being generated.
         """
         self._check_open()
         running = self.running
         if running is not None:
+            if turn not in (None, running.turn_id):
+                return None
+            running.cancel()
+            running.wait()
+            return running.log.reply
+        found = self._call("stop", {} if turn is None else {"turn": turn})
+        if not found["stopped"]:
+            return None
+        return reply_of(found["reply"], self._ended(found["reply"]["turn"]))
+
+    def follow(self, turn: int | None = None) -> Follower:
+        """Returns a reader of the reply that is being generated, by any client, which has all of it
+        so far. With nothing running it has the last reply, complete.
+
+        Args:
+            turn: only the reply that becomes, or is, this turn, of any branch. None: any.
+
+        Raises:
+            NotFound: there is no such reply.
+        """
+        self._check_open()
+        running = self.running
+        if running is not None and turn in (None, running.turn_id):
             return running.follow()
-        answer = self._connection.open("GET", f"{self._path}/events", query={"token_ids": "true"})
+        query = {"token_ids": "true"} | ({} if turn is None else {"turn": str(turn)})
+        answer = self._connection.open("GET", f"{self._path}/events", query=query)
         found = self._attached(answer)
         return Follower(found.log, found.detach)
 
@@ -315,6 +342,11 @@ class RemoteSession(RemoteRecord):
         """Appends messages to the conversation and generates nothing."""
         self._call("append", {"messages": [dict(one) for one in messages], "system": system})
         self.refresh()
+
+    def edit_reply(self, turn: int, text: str) -> None:
+        """Gives user turn number `turn` another reply, as a new branch. Generates nothing."""
+        self._call("edit_reply", {"turn": turn, "text": text})
+        self._reload()
 
     def conversation(self, reply: int) -> tuple[Turn, ...]:
         """Returns the turns up to the reply of this id, of any branch."""

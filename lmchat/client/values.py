@@ -17,7 +17,7 @@ from lmchat.sessions.branches import Branch
 from lmchat.store.turns import Timings, Turn, Usage
 from lmchat.text.reasoning import ReasoningFormat, ThinkingSwitch
 from lmchat.text.template_class import TemplateInfo
-from turbomind import Stats, TokenLogprobs
+from turbomind import GroupStats, Stats, TokenLogprobs
 from turbomind.tiers import TierStats
 
 Value = TypeVar("Value")
@@ -146,4 +146,5 @@ def template_of(data: Mapping[str, Any]) -> TemplateInfo:
 def stats_of(data: Mapping[str, Any]) -> Stats:
     """Returns the engine's counters."""
     tiers = {name: known(TierStats, one) for name, one in data.get("tiers", {}).items()}
-    return known(Stats, {**data, "tiers": tiers})
+    groups = tuple(known(GroupStats, one) for one in data.get("groups", ()))
+    return known(Stats, {**data, "tiers": tiers, "groups": groups})

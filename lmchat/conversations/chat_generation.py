@@ -102,7 +102,7 @@ class ChatGeneration(StatelessGeneration):
                 self._ticket.owner, self._token_ids
             )
             cost = max(1, len(self._token_ids) - reservation.held)
-            live = reservation.held > 0 and cost <= LIVE_TOKENS
+            live = reservation.continues and cost <= LIVE_TOKENS
             self._ticket = self._new_ticket(self._ticket.owner, live=live, cost=cost)
         try:
             self.generation.prepare(first, len(self._own), others=others)

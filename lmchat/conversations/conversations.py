@@ -17,6 +17,7 @@ from lmchat.generation.generation import Generation
 from lmchat.page_size import PAGE_TOKENS
 from lmchat.store.protocol import check_mapping
 from lmchat.text.conversation import Conversation, Prompt
+from lmchat.text.scene import texts
 
 if TYPE_CHECKING:
     from lmchat.sessions.runtime import Runtime
@@ -36,9 +37,8 @@ class Conversations:
         self._pool: HandlePool | None = None
         if reuse:
             self._replies = KnownReplies()
-            stats, groups = runtime.core.stats(), runtime.core.cache_groups
-            tokens = stats.pages_total // groups * PAGE_TOKENS
-            self._pool = HandlePool(runtime.core, tokens)
+            pages = max(group.total for group in runtime.core.stats().groups)  # of whole sequences
+            self._pool = HandlePool(runtime.core, pages * PAGE_TOKENS)
 
     def prompt(
         self,
@@ -47,13 +47,17 @@ class Conversations:
         template_variables: Mapping[str, Any] | None,
         continued: bool,
         generation_prompt: bool = True,
+        any_length: bool = False,
     ) -> tuple[Prompt, Recognized]:
         """Returns the prompt of messages, and the conversation with its known replies.
 
         Raises:
             InvalidRequest: the messages are no conversation, or the template refuses them.
+            ContextFull: no context holds them, unless they may have `any_length`.
         """
         found = check_messages(messages, continued=continued, prompts=generation_prompt)
+        if not any_length:
+            self._runtime.check_fits(*texts(found))
         variables = check_mapping("template_variables", template_variables)
         given = Conversation(
             found,

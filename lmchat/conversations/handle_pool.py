@@ -30,8 +30,9 @@ class HeldHandle:
     """A handle and its tokens.
 
     The first `computed` tokens have KV, unless the engine has evicted it. The first `stable` ones
-    stay, whatever becomes of a generation that extends the handle. `users` counts the reservations
-    that refer to it, `busy` is whether one extends it.
+    stay, whatever becomes of a generation that extends the handle. The first reply that was
+    generated here begins after `opening` tokens. `users` counts the reservations that refer to it,
+    `busy` is whether one extends it.
     """
 
     handle: Handle
@@ -39,6 +40,7 @@ class HeldHandle:
     token_ids: array[int]
     computed: int = 0
     stable: int = 0
+    opening: int = 0
     users: int = 0
     busy: bool = False
     dropped: bool = False
@@ -49,6 +51,7 @@ class Reservation:
     """What a request uses: the first `prefix` tokens of `source`, which it extends or forks.
 
     `held` of them have KV. `own` is the handle that it generates with, once it has begun.
+    `opening` is that of the source if they share a reply, else the length of the prompt.
     """
 
     owner: str
@@ -58,6 +61,13 @@ class Reservation:
     prefix: int = 0
     held: int = 0
     own: HeldHandle | None = None
+    opening: int = 0
+
+    @property
+    def continues(self) -> bool:
+        """Whether it continues a conversation that has KV: it shares a reply with the source, not
+        only the first tokens of the template."""
+        return self.held > 0 and self.prefix > self.opening
 
 
 class HandlePool:
@@ -83,7 +93,7 @@ class HandlePool:
     def reserve(self, owner: str, token_ids: Sequence[int]) -> Reservation:
         """Returns a reservation of the handle that has the longest prefix of a prompt with KV. Each
         one ends with `finish()` or `abandon()`."""
-        reservation = Reservation(owner, array("i", token_ids))
+        reservation = Reservation(owner, array("i", token_ids), opening=len(token_ids))
         with self._lock:
             self._idle.expire()
             rank = (0, False, 0)
@@ -103,6 +113,8 @@ class HandlePool:
             source = reservation.source
             if source is not None:
                 reservation.held = min(reservation.prefix, source.computed)
+                if reservation.prefix > source.opening:
+                    reservation.opening = source.opening
                 source.users += 1
                 if reservation.extends:
                     self._idle.remove(source)
@@ -130,6 +142,7 @@ class HandlePool:
                 self._busy.setdefault(reservation.owner, []).append(own)
             own.computed = min(own.computed, reservation.prefix)
             own.token_ids, own.stable = reservation.token_ids, len(reservation.token_ids)
+            own.opening = reservation.opening
             reservation.own = own
         return own.handle, reservation.prefix
 
@@ -143,6 +156,7 @@ class HandlePool:
             self._release(reservation)
             reservation.source = reservation.own = None
             reservation.extends, reservation.prefix, reservation.held = False, 0, 0
+            reservation.opening = len(reservation.token_ids)
 
     def finish(self, reservation: Reservation, reply: Sequence[int], computed: int) -> None:
         """Ends a reservation whose handle holds the prompt and `reply`; the first `computed` tokens

@@ -55,7 +55,7 @@ def check_messages(
             f"{found[-1]['role']!r:.80}, expected one of 'assistant'"
         )
     if continued and not found[-1]["content"]:
-        raise InvalidRequest("the last message has no content, expected a text that goes on")
+        raise InvalidRequest("the last message has no content, expected a string to continue")
     if is_reply and prompts and not continued:
         raise InvalidRequest(
             "the last message is of 'assistant', expected another role, or "
@@ -73,13 +73,15 @@ def _message(i: int, message: Mapping[str, Any]) -> Message:
     found = {key: _plain(f"messages[{i}]", value) for key, value in message.items()}
     if not isinstance(found.get("role"), str) or not all(isinstance(key, str) for key in found):
         raise InvalidRequest(
-            f"messages[{i}] has the role {found.get('role')!r:.80}, expected a text"
+            f"messages[{i}] has the role {found.get('role')!r:.80}, expected a string"
         )
     content = found.setdefault("content", None)
     if content is None and len(found) > 2 and found["role"] == "assistant":
         found["content"] = ""  # of a reply that calls a tool
     elif not isinstance(content, str):
-        raise InvalidRequest(f"messages[{i}] has {_kind(content)} as its content, expected a text")
+        raise InvalidRequest(
+            f"messages[{i}] has {_kind(content)} as its content, expected a string"
+        )
     for name in REASONING_FIELDS:
         if found.get(name) is None:
             found.pop(name, None)

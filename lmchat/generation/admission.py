@@ -2,8 +2,8 @@
 
 Each choice of a request takes a slot of the batch. Owners share the slots and the queue by the
 rules of `fair_shares`; a slot is reclaimed by a worse priority in the engine, where the request
-then waits with its KV. A live turn, whose KV is cached so that it computes little, does not wait:
-it takes the slot of another reply. The queue is bounded by a number of requests and by the
+then waits with its KV. A live turn, which continues a conversation with cached KV and computes
+little, takes the slot of another reply. The queue is bounded by a number of requests and by the
 predicted wait.
 """
 
@@ -37,8 +37,7 @@ class Admission:
 
     Args:
         capacity: slots of the batch.
-        max_queue: ordinary requests that can wait. Live turns beyond their owner's share wait
-            beside them; only `max_wait` bounds these.
+        max_queue: requests that can wait.
         busy: called before a ticket is started or queued.
         idle: called after a `leave()` or `release()` that leaves no request running or waiting. Any
             thread.
@@ -86,7 +85,7 @@ class Admission:
     def waiting(self) -> int:
         """Number of tickets in the queue."""
         with self._lock:
-            return sum(account.queued for account in self._shares)
+            return self._queued
 
     @property
     def is_idle(self) -> bool:
@@ -101,7 +100,7 @@ class Admission:
                 running=len(started),
                 running_live=sum(ticket.live for ticket in started),
                 paused=sum(len(account.paused) for account in self._shares),
-                waiting=sum(account.queued for account in self._shares),
+                waiting=self._queued,
                 waiting_live=sum(len(account.live) for account in self._shares),
                 admitted=self.admitted,
                 refused=self.refused,
@@ -128,7 +127,8 @@ class Admission:
             choices: number of its choices.
         """
         with self._lock:
-            self._check(owner, live, cost, min(choices, self.capacity))
+            first = self._prediction.first_token(cost)
+            self._check(owner, live, min(choices, self.capacity), first)
 
     def reserve(self, ticket: Ticket) -> None:
         """Promises the ticket a place: its `enter()` will not be refused. `release()` gives it up.
@@ -138,7 +138,6 @@ class Admission:
         """
         with self._lock:
             self._check_new(ticket)
-            self._check(ticket.owner, ticket.live, ticket.cost, ticket.slots)
             self._shares.open(ticket.owner).reserved[ticket] = None
 
     def release(self, ticket: Ticket) -> None:
@@ -165,7 +164,6 @@ class Admission:
             reserved = account is not None and ticket in account.reserved
             if not reserved:
                 self._check_new(ticket)
-                self._check(ticket.owner, ticket.live, ticket.cost, ticket.slots)
             self._shares.queue(ticket)
             granted = self._balance()
             if ticket.live:
@@ -208,6 +206,11 @@ class Admission:
             self._shares.charge(ticket, tokens)
             self._prediction.tokens(ticket, tokens, now)
 
+    def scored(self, ticket: Ticket) -> None:
+        """Records that the prompt of a running ticket has been scored."""
+        with self._lock:
+            self._prediction.scored(ticket, self._clock())
+
     def choice_ended(self, ticket: Ticket) -> None:
         """Frees the slot of a choice that has ended before others of its request."""
         with self._lock:
@@ -219,27 +222,30 @@ class Admission:
         self._start(granted)
 
     def _check_new(self, ticket: Ticket) -> None:
+        """Raises Overloaded unless the ticket has a place."""
         account = self._shares.find(ticket.owner)
         if account is not None and account.has(ticket):
             raise InternalError("a ticket entered twice, expected once")
         ticket.slots = min(ticket.choices, self.capacity)
+        first = self._prediction.first_result(ticket)
+        self._check(ticket.owner, ticket.live, ticket.slots, first)
 
     # --- the bounds of the queue -----------------------------------------------------------------
 
-    def _check(self, owner: str, live: bool, cost: int, slots: int) -> None:
-        """Raises Overloaded unless a request of the owner has a place."""
+    def _check(self, owner: str, live: bool, slots: int, first: float) -> None:
+        """Raises Overloaded unless a request of the owner has a place, whose first token comes
+        `first` seconds after it gets a slot."""
         if self._gets_slots(owner, live, slots):
             return
-        if not live:
-            queued = self._queued_ordinary + self._reserved(live=False)
-            if queued >= self.max_queue and not self._may_replace(owner):
-                self.refused += 1
-                raise self._overloaded(
-                    f"{queued} requests are waiting, expected fewer than max_queue="
-                    f"{self.max_queue}; {self._held} are running",
-                    self._next_end(),
-                )
-        wait = self._expected_wait(owner, live, slots) + self._prediction.first_token(cost)
+        queued = self._queued + sum(len(account.reserved) for account in self._shares)
+        if queued >= self.max_queue and not self._may_replace(owner):
+            self.refused += 1
+            raise self._overloaded(
+                f"{queued} requests are waiting, expected fewer than max_queue="
+                f"{self.max_queue}; {self._held} are running",
+                self._next_end(),
+            )
+        wait = self._expected_wait(owner, live, slots) + first
         if self._prediction.is_measured and wait > self.max_wait:
             self.refused += 1
             raise self._overloaded(
@@ -249,12 +255,8 @@ class Admission:
             )
 
     @property
-    def _queued_ordinary(self) -> int:
-        return sum(len(account.others) for account in self._shares)
-
-    def _reserved(self, live: bool | None = None) -> int:
-        found = [ticket for account in self._shares for ticket in account.reserved]
-        return sum(live is None or ticket.live == live for ticket in found)
+    def _queued(self) -> int:
+        return sum(account.queued for account in self._shares)
 
     def _overloaded(self, why: str, retry_after: float) -> Overloaded:
         retry = max(_LEAST_RETRY, retry_after)
@@ -299,7 +301,7 @@ class Admission:
     def _shrink(self, entered: Ticket) -> list[tuple[Ticket, Overloaded]]:
         """Takes queued tickets that are too many out of the queue, and returns them."""
         refused: list[tuple[Ticket, Overloaded]] = []
-        while self._queued_ordinary > self.max_queue:
+        while self._queued > self.max_queue:
             ticket = self._shares.refusable(entered.owner)
             if ticket is None or ticket is entered:  # it was promised a place
                 break

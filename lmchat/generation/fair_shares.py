@@ -233,13 +233,13 @@ class FairShares:
         return None
 
     def refusable(self, owner: str) -> Ticket | None:
-        """Returns the newest queued ordinary ticket of the owner furthest above its share; of
-        equal owners, of `owner`. None: nothing is queued."""
-        found = [account for account in self if account.others]
+        """Returns the newest queued ticket of the owner furthest above its share, an ordinary one
+        if there is one; of equal owners, of `owner`. None: nothing is queued."""
+        found = [account for account in self if account.queued]
         if not found:
             return None
         most = max(found, key=lambda a: (a.occupancy, a.owner == owner))
-        return next(reversed(most.others))
+        return next(reversed(most.others or most.live))
 
     def slots_of(self, owner: str, capacity: int) -> float:
         """Returns the owner's share of slots while it and all others want as many as their tickets

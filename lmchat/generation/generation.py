@@ -104,6 +104,8 @@ class Generation:
         """Are told of tokens and of the end."""
         self.known_tokens: int | None = None
         """Tokens of the prompt that its session had before the turn; None: it is of no session."""
+        self.has_moved = False
+        """Whether another process had the session's lease before."""
         self.sampled = 0
         """Tokens received, those after a stop string included."""
         self.prompt_done = 0
@@ -278,8 +280,8 @@ class Generation:
 
     def _report_end(self, reply: Reply | None, error: Error | None) -> None:
         if reply is not None:
-            ended = reply
-            report(self.observers, lambda observer: observer.ended(ended, self.known_tokens))
+            ended, facts = reply, (self.known_tokens, self.has_moved)
+            report(self.observers, lambda observer: observer.ended(ended, *facts))
         elif error is not None:
             failure = error
             report(self.observers, lambda observer: observer.failed(failure))

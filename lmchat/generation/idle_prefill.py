@@ -161,11 +161,15 @@ class IdlePrefill:
         self._reader.later(lambda: self._start(entry, prompt))
 
     def _has_room(self, tokens: int) -> bool:
-        """Returns whether free pages suffice in every cache group, so that nothing cached is
-        evicted."""
-        stats, groups = self._core.stats(), self._core.cache_groups
-        others = stats.pages_total // groups * (groups - 1)  # most free pages of other groups
-        return stats.pages_free - others >= (tokens + PAGE) // PAGE
+        """Returns whether pages that are free, or that windows have moved past, suffice in every
+        cache group, so that nothing useful is evicted."""
+        whole = (tokens + PAGE) // PAGE
+        for group in self._core.stats().groups:
+            window_and_chunk = (group.window + self._core.prefill_chunk) // PAGE + 2
+            needed = min(whole, window_and_chunk) if group.window else whole
+            if group.free + group.out_of_reach < needed:
+                return False
+        return True
 
     @_locked
     def _start(self, entry: _QueueEntry, prompt: Prompt) -> None:

@@ -16,17 +16,19 @@ class Observer(Protocol):
     def tokens(self, seconds: float) -> None:
         """Tokens of a choice arrived, `seconds` after the ones before them."""
 
-    def ended(self, reply: Reply, known_tokens: int | None) -> None:
+    def ended(self, reply: Reply, known_tokens: int | None, has_moved: bool) -> None:
         """A generation has ended.
 
         Args:
             reply: the reply.
             known_tokens: tokens of the prompt that its session had before the turn; None: it is of
                 no session.
+            has_moved: whether another process had the session's lease before.
         """
 
     def failed(self, error: Error) -> None:
-        """A generation has failed before its first token, or was refused."""
+        """A generation has failed before its first token, or was refused while it waited. One that
+        was refused before is reported to its caller alone."""
 
 
 def report(observers: Sequence[Observer], call: Callable[[Observer], object]) -> None:

@@ -8,10 +8,10 @@ that comes late gets a few large ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from lmchat.generation.interruptible_event import InterruptibleEvent
 from turbomind import TokenLogprobs
@@ -19,6 +19,7 @@ from turbomind import TokenLogprobs
 if TYPE_CHECKING:
     from lmchat.errors import Error
     from lmchat.generation.reply import Reply
+    from lmchat.store.turns import Turn
 
 MERGE = 64  # newest parts that stay as they are
 
@@ -89,6 +90,10 @@ class PartsLog:
         """Id of the turn that the reply is or becomes; None without a session."""
         self.before: tuple[Delta, ...] = ()
         """What a continued reply had before. Set before the first part is appended."""
+        self.preceding: Callable[[], tuple[Turn, ...]] = tuple
+        """Returns the turns before a running reply. After the end the session has them all."""
+        self.metadata: Mapping[str, Any] = {}
+        """What is stored with a running reply, or with its new question."""
         self._merged: list[Part] = []  # only grows
         # Number of merged parts, and the node whose followers come after them. Replaced as one.
         self._late = (0, _Node())
@@ -114,6 +119,7 @@ class PartsLog:
         """Ends the reply, with an error if it failed before its first token."""
         self.reply, self.error = reply, error
         self.done = True
+        self.preceding = tuple  # releases the turns
         self.notify()
         self._listeners.clear()
 

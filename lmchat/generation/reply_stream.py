@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from lmchat.errors import InvalidRequest
 from lmchat.generation.parts import Cursor, Delta, Part, PartsLog, Progress
 from lmchat.generation.reply import Reply
+from lmchat.store.turns import Turn
 
 Own = TypeVar("Own", bound="_Parts")
 
@@ -156,6 +157,23 @@ class Follower(_Parts):
     def turn_id(self) -> int | None:
         """Id of the turn that the reply is or becomes; None without a session."""
         return self._log.turn_id
+
+    @property
+    def preceding(self) -> tuple[Turn, ...]:
+        """The turns before a running reply, its question last. Empty once it has ended, when the
+        session has all turns, and behind a server."""
+        return self._log.preceding()
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """JSON values by key that are stored with a running reply: with its question if that is
+        new, else with the reply."""
+        return self._log.metadata
+
+    @property
+    def before(self) -> int:
+        """Number of the first parts that a continued reply had before."""
+        return len(self._log.before)
 
     @property
     def closed(self) -> bool:

@@ -132,6 +132,8 @@ class Scoring:
         if self._done:
             return
         self._ended(self)
+        if error is None:
+            self._runtime.admission.scored(self._ticket)
         self._runtime.admission.leave(self._ticket)
         with self._lock:
             self._error, self._done = error, True

@@ -28,7 +28,7 @@ SETTINGS: dict[str, str] = {
     "stop_strings": "texts that end the reply; they are cut off",
     "stop_token_ids": "more tokens that end the reply",
     "eos_token_ids": "tokens that end the reply, in place of the model's",
-    "ignore_eos": "on: go on after the model's end token",
+    "ignore_eos": "on: continue after the model's end token",
     "seed": "makes the sampling repeatable",
     "exact": "on: compute again what another kind of machine has computed",
     "logprobs": "log-probabilities of the k most likely tokens beside the reply's",
@@ -383,7 +383,7 @@ def _stop_strings(value: Any) -> list[str]:
         )
     for i, text in enumerate(texts):
         if not isinstance(text, str) or not text:
-            raise wrong(f"stop_strings[{i}]", text, "a text that is not empty")
+            raise wrong(f"stop_strings[{i}]", text, "a string that is not empty")
         if len(text) > MOST_STOP_CHARACTERS:
             raise InvalidRequest(
                 f"stop_strings[{i}] has {len(text)} characters, expected at most "

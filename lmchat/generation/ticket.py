@@ -27,7 +27,7 @@ class Ticket:
 
     Attributes:
         owner: the owner that its tokens are accounted to.
-        live: whether it continues a sequence with cached KV, and is short.
+        live: whether it continues a conversation with cached KV, and is short.
         cost: number of prompt tokens to compute.
         start: called once on admission, on the thread that enters the ticket or frees the slot;
             never after `withdraw()` has returned True. If it raises, the slot is freed.
@@ -36,7 +36,7 @@ class Ticket:
             enters the other one. The ticket is never started then.
         reprioritize: called with each new `priority` after `start`, under the lock of `Admission`:
             it must neither wait nor call `Admission`.
-        limit: largest number of tokens of each choice; None: unknown.
+        limit: largest number of tokens of each choice; None: unknown; 0: the prompt is scored.
         choices: number of its choices that have not ended. Each takes a slot.
         priority: its priority in the engine now.
         produced: tokens of all choices generated so far.
@@ -65,6 +65,11 @@ class Ticket:
     def __post_init__(self) -> None:
         self.priority = LIVE if self.live else ORDINARY
         self.slots = self.all_choices = self.choices
+
+    @property
+    def scores(self) -> bool:
+        """Whether its prompt is scored and nothing is generated."""
+        return self.limit == 0
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ UNKNOWN = 1.0  # seconds until a retry, before there are measurements
 class WaitPrediction:
     """Moving averages of what requests take. The caller synchronizes calls.
 
-    Before a reply has ended it predicts no wait.
+    Before a reply or a scoring has ended it predicts no wait.
     """
 
     def __init__(self) -> None:
@@ -25,15 +25,19 @@ class WaitPrediction:
         """Mean seconds that a prompt token to compute adds to the first token."""
         self.mean_length = 0.0
         """Mean number of tokens of a reply; 0: none has ended."""
+        self.score_seconds = 0.0
+        """Mean seconds that a scoring takes per token of its prompt; 0: none has ended."""
         self._gap = _Average()
         self._length = _Average()
         self._prompts = _Average()  # tokens
         self._prompt_times = _Average()  # seconds
+        self._scored = _Average()  # tokens
+        self._scored_times = _Average()  # seconds
 
     @property
     def is_measured(self) -> bool:
-        """Returns whether there are measurements of replies to predict from."""
-        return self.mean_length > 0 and self.token_seconds > 0
+        """Returns whether there are measurements to predict from."""
+        return (self.mean_length > 0 and self.token_seconds > 0) or self.score_seconds > 0
 
     def tokens(self, ticket: Ticket, count: int, now: float) -> None:
         """Records that the ticket's request has generated `count` tokens at `now`."""
@@ -51,8 +55,16 @@ class WaitPrediction:
         if ticket.produced:
             self.mean_length = self._length.add(ticket.produced / ticket.all_choices)
 
+    def scored(self, ticket: Ticket, now: float) -> None:
+        """Records that the ticket's prompt has been scored at `now`."""
+        if ticket.started is not None and now > ticket.started:  # it was not paused
+            times = self._scored_times.add(now - ticket.started)
+            self.score_seconds = times / self._scored.add(ticket.cost)
+
     def rest(self, ticket: Ticket) -> float:
         """Returns the seconds in which the ticket still needs its slots."""
+        if ticket.scores:
+            return ticket.cost * self.score_seconds
         produced = ticket.produced / ticket.all_choices
         tokens = max(self.mean_length - produced, _LEAST_REST * self.mean_length)
         if ticket.limit is not None:
@@ -63,6 +75,10 @@ class WaitPrediction:
     def first_token(self, cost: int) -> float:
         """Returns the seconds from a slot to the first token of a prompt of `cost` tokens."""
         return cost * self.prompt_seconds + self.token_seconds
+
+    def first_result(self, ticket: Ticket) -> float:
+        """Returns the seconds from a slot to the ticket's first token, or to its scores."""
+        return self.rest(ticket) if ticket.scores else self.first_token(ticket.cost)
 
     def wait(
         self, started: Iterable[Ticket], queued: Iterable[Ticket], share: float, slots: int = 1

@@ -72,6 +72,7 @@ class GenerationStarter:
             self._enter(execution, make_plan, place or Place())
         except BaseException as error:
             if self._context.activity.generation is generation:
+                generation.observers = ()  # it is refused: nothing has begun that could fail
                 generation.abort(error)
             raise
         return generation
@@ -81,6 +82,8 @@ class GenerationStarter:
         for _ in range(REPLANS):
             seen = context.writer.seen
             try:
+                if place.check is not None:
+                    place.check(context.record.tree)
                 plan = planned(context.runtime, context.record, make_plan, place)
                 execution.enter(plan, seen)
                 return
@@ -97,6 +100,8 @@ def planned(
     The record does not change.
     """
     place, context = place or Place(), runtime.core.max_context
+    for text in place.texts:  # one by one: the oldest may be dropped
+        runtime.check_fits(text)
     plan, record = placed(runtime, record, make_plan, place)
     if (place.overflow or record.overflow) == "drop" and not fits(plan, context):
         plan = shortened(runtime, record, plan)
@@ -110,8 +115,8 @@ def placed(
     """Returns the plan of a verb at a place, and the session with the turns that it starts from."""
     past, at, notices = starting(runtime, record, place)
     plan = make_plan(Planner(runtime, at))
-    keeps = place.keeps_question
-    return replace(plan, past=tuple(past), notices=notices, keeps_question=keeps), at
+    plan = replace(plan, keeps_question=place.keeps_question, metadata=place.metadata)
+    return replace(plan, past=tuple(past), notices=notices), at
 
 
 def starting(

@@ -15,14 +15,10 @@ from typing import TYPE_CHECKING, Any
 from lmchat.store.turns import Turn
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from lmchat.store.records import SessionRecord
 
 TOKENIZER = "tokenizer"
 """Key of a reply's settings under which the digest of its tokenizer is stored."""
-
-_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer.model.v3", "tekken.json")
 
 
 @dataclass(frozen=True)
@@ -87,27 +83,19 @@ class Identity:
         return {**stored, TOKENIZER: self.tokenizer}
 
 
-def identity(
-    model: str, fingerprint: str, folder: Path, vocabulary: int, template: str | None
-) -> Identity:
-    """Returns the identity of the model in `folder`.
+def identity(model: str, fingerprint: str, tokenizer: str, template: str | None) -> Identity:
+    """Returns the identity of a model.
 
     Args:
         model: the name that it was opened with.
         fingerprint: the core's fingerprint.
-        folder: the model folder.
-        vocabulary: size of the vocabulary, in tokens.
+        tokenizer: digest of the tokenizer.
         template: source of the chat template, or None.
     """
-    digest = hashlib.blake2b(str(vocabulary).encode(), digest_size=16)
-    for path in sorted(folder.glob("*")):
-        if path.name in _FILES or path.name.endswith(".model"):
-            digest.update(path.name.encode())
-            digest.update(path.read_bytes())
     source = "" if template is None else template
     return Identity(
         model=model,
         fingerprint=fingerprint,
-        tokenizer=digest.hexdigest(),
+        tokenizer=tokenizer,
         template=hashlib.blake2b(source.encode("utf-8", "replace"), digest_size=16).hexdigest(),
     )

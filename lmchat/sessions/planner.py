@@ -44,6 +44,7 @@ class Plan:
         variables: template variables for this turn alone.
         keeps_question: whether the user turn becomes the session's unanswered one if the turn ends
             before its first token.
+        metadata: JSON values by key that the reply gets, beside those that a continued one has.
     """
 
     parent: int | None
@@ -58,6 +59,7 @@ class Plan:
     notices: tuple[str, ...] = ()
     variables: Mapping[str, Any] = field(default_factory=dict)
     keeps_question: bool = True
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def length(self) -> int:
@@ -87,11 +89,24 @@ class Planner:
             settings: of this reply.
             variables: override the session's.
             metadata: stored with the user turn.
+
+        Raises:
+            ContextFull: no context holds the text.
         """
+        self._runtime.check_fits(text)
         return self._answer_to(text, self._record.leaf, settings, variables or {}, metadata)
 
+    def count(self, text: str, variables: Mapping[str, Any] | None) -> Plan:
+        """Plans as `send()` does, also a text that no context holds."""
+        return self._answer_to(text, self._record.leaf, {}, variables)
+
     def edit(self, turn: int, text: str, settings: Mapping[str, Any]) -> Plan:
-        """Plans a reply to `text` in place of user turn `turn`, from 0."""
+        """Plans a reply to `text` in place of user turn `turn`, from 0.
+
+        Raises:
+            ContextFull: no context holds the text.
+        """
+        self._runtime.check_fits(text)
         return self._answer_to(text, user_turn(self._record, turn).parent, settings)
 
     def _answer_to(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lmchat.generation import settings as settings_module
 from lmchat.generation.generation import Outcome
+from lmchat.sessions.appended import Said, said_in
 from lmchat.sessions.planner import Plan
 from lmchat.sessions.reply_turn import parser_of, reply_turn, resumed_ids
 from lmchat.sessions.runtime import Runtime
@@ -26,7 +27,7 @@ class Recovered:
 
     turns: tuple[Turn, ...] = ()
     leaf: int | None = None
-    unanswered: str = ""
+    unanswered: Said = field(default_factory=Said)
     notice: str = ""
 
 
@@ -41,11 +42,11 @@ def recovered(runtime: Runtime, record: SessionRecord, entry: JournalEntry) -> R
     if start is not None and start.is_stored(record.tree):
         return Recovered()
     if start is None or not has_base(record, start):
-        reason = entry.damage or "it goes on from a turn that is not there"
+        reason = entry.damage or "it continues a turn that is not there"
         return Recovered(notice=f"an unfinished reply was damaged and is dropped: {reason}")
     if not ids:
         lost = f"an unfinished reply was damaged and is dropped: {entry.damage}"
-        asked = start.user.text if start.user else ""
+        asked = said_in(start.user) if start.user else Said()
         return Recovered(unanswered=asked, notice=lost if entry.damage else "")
     plan = planned(record, start)
     parser = parser_of(runtime, record, plan)
@@ -101,6 +102,7 @@ def planned(record: SessionRecord, start: TurnStart) -> Plan:
         user=start.user,
         extends=None if extends is None else made.get(extends) or record.tree.get(extends),
         past=start.past,
+        metadata=start.metadata,
     )
 
 

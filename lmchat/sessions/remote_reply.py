@@ -1,4 +1,4 @@
-"""Follows replies that another process generates in a session, from their journal.
+"""Follows and stops replies that another process generates in a session, by their journal.
 
 The process that holds the lease journals each token before it shows it. A thread here reads the
 journal, at most every SHORTEST seconds, and decodes the tokens as that process does. It ends with
@@ -8,6 +8,7 @@ the stored turn, or, if the other process dies, with what recovery makes of the 
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 import weakref
@@ -22,7 +23,15 @@ from lmchat.generation.reply import Reply
 from lmchat.generation.reply_stream import Follower
 from lmchat.sessions.context import SessionContext
 from lmchat.sessions.recovery import INTERRUPTED, has_base, planned
-from lmchat.sessions.reply_turn import parser_of, reply_of, resumed_ids, resumed_parts, whole
+from lmchat.sessions.reply_turn import (
+    parser_of,
+    preceding,
+    reply_of,
+    resumed_ids,
+    resumed_parts,
+    whole,
+)
+from lmchat.sessions.rewrite import with_turns
 from lmchat.store.records import JournalEntry, SessionRecord, TurnStart
 from lmchat.store.turns import Timings, Turn, Usage
 from turbomind import Event
@@ -50,6 +59,36 @@ class RemoteReplies:
         Raises:
             NotFound: the session is closed or deleted.
         """
+        found = self._found(refresh)
+        return None if found is None else found[1]
+
+    def stop(self, refresh: Callable[[], None], turn: int | None) -> Reply | None:
+        """Stops the reply that another process generates, and waits for its end.
+
+        Args:
+            refresh: refreshes the session.
+            turn: only the reply of this turn; None: any.
+
+        Returns:
+            The reply; None if there was none to stop.
+        """
+        try:
+            found = self._found(refresh)
+        except NotFound:
+            return None
+        if found is None:
+            return None
+        reply, follower = found
+        with follower:
+            if turn not in (None, follower.turn_id):
+                return None
+            reply.stop()
+            with contextlib.suppress(Error):  # it failed before its first token
+                return follower.result()
+        return None
+
+    def _found(self, refresh: Callable[[], None]) -> tuple[RemoteReply, Follower] | None:
+        """Returns the reply that another process generates, with a reader of it."""
         context = self._context
         # Before the refresh, which then has the turn of a reply that ends meanwhile.
         entry = context.runtime.store.unfinished(context.record, living=True)
@@ -61,14 +100,16 @@ class RemoteReplies:
         with self._lock:
             if self._is_closed:
                 raise NotFound(f"session {context.record.name!r} is closed")
-            current, follower = self._running(), None
+            current = self._running()
             if current is not None and current.fencing_token == entry.fencing_token:
                 follower = current.follow()
-            if follower is None:
-                current = RemoteReply(context, entry, entry.start)
-                self._current = weakref.ref(current)
-                follower = current.follow()
-            return follower
+                if follower is not None:
+                    return current, follower
+            current = RemoteReply(context, entry, entry.start)
+            self._current = weakref.ref(current)
+            follower = current.follow()
+            assert follower is not None  # its thread has just started
+            return current, follower
 
     def close(self) -> None:
         """Ends the current reply for its readers, and waits for its thread."""
@@ -98,9 +139,13 @@ class RemoteReply:
         self.fencing_token = entry.fencing_token
         """Fencing token of the reply's lease, which no other reply of the session has."""
         self._start = start
-        self._died = False
+        self._died = self._stopped = False
         self._log = PartsLog()
         self._log.turn_id = start.reply_id
+        self._log.metadata = start.new_metadata
+        if has_base(record, start):
+            tree = with_turns(record, start.past).tree if start.past else record.tree
+            self._log.preceding = functools.partial(preceding, tree, start.parent, start.user)
         self._resumed = 0  # tokens that a continued reply had before
         self._choice: Choice | None = None  # None: its tokens cannot be decoded here
         if has_base(record, start) and not context.writer.is_unreadable(entry):
@@ -132,6 +177,16 @@ class RemoteReply:
             if self._thread.ident is None:
                 self._thread.start()
             return follower
+
+    def stop(self) -> None:
+        """Asks the other process to stop the reply. Its end comes with the parts.
+
+        Raises:
+            NotFound: the session was deleted.
+            StoreError: the request cannot be stored.
+        """
+        self._stopped = True
+        self._runtime.store.request_stop(self._record, self.fencing_token)
 
     def close(self) -> None:
         """Ends the reading, and waits for the thread."""
@@ -237,7 +292,8 @@ class RemoteReply:
             InternalError: it failed.
         """
         start = self._start
-        if start.user is not None and start.user.text != record.unanswered:
+        is_kept = start.user is None or start.user.text == record.unanswered
+        if not is_kept and not self._stopped:
             raise InternalError("the reply failed before its first token, in another process")
         extends = None if start.extends is None else record.tree.get(start.extends)
         reason = INTERRUPTED if self._died else "cancelled"
@@ -246,15 +302,8 @@ class RemoteReply:
         return Reply("", "", [], reason, Usage(), Timings())
 
 
-def last_reply(record: SessionRecord) -> Follower:
-    """Returns a reader of the last reply, which is complete.
-
-    Raises:
-        NotFound: the conversation has no reply.
-    """
-    turn = None if record.leaf is None else record.tree.get(record.leaf)
-    if turn is None or turn.role != "assistant":
-        raise NotFound(f"session {record.name!r} has no reply to follow, expected one")
+def stored_reply(turn: Turn) -> Follower:
+    """Returns a reader of a stored reply, which is complete."""
     log = PartsLog()
     log.turn_id = turn.id
     log.append(whole(turn.text, turn.reasoning, turn.token_ids))

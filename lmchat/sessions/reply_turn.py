@@ -9,8 +9,13 @@ from lmchat.generation.reply import Outcome, Reply
 from lmchat.sessions.planner import Plan
 from lmchat.sessions.runtime import Runtime
 from lmchat.store.records import SessionRecord
-from lmchat.store.turns import Turn
+from lmchat.store.turns import Turn, TurnTree
 from lmchat.text.reply_parser import ReplyParser
+
+
+def preceding(tree: TurnTree, parent: int | None, user: Turn | None) -> tuple[Turn, ...]:
+    """Returns the turns before a reply: those up to `parent`, and a new question."""
+    return (*tree.path(parent), *(() if user is None else (user,)))
 
 
 def resumed_ids(plan: Plan) -> tuple[int, ...]:
@@ -133,4 +138,5 @@ def reply_turn(
         usage=outcome.usage,
         timings=outcome.timings,
         settings=plan.effective.stored,
+        metadata={**(extends.metadata if extends else {}), **plan.metadata},
     )

@@ -40,3 +40,11 @@ class Runtime:
     identity: Identity
     model_settings: dict[str, Any]  # from the model's generation_config.json
     observers: list[Observer] = field(default_factory=list)
+
+    def check_fits(self, *texts: str) -> None:
+        """Refuses texts that a prompt cannot hold, before they are rendered and encoded.
+
+        Raises:
+            ContextFull: together they have more tokens than the context.
+        """
+        self.tokenizer.check_fits(texts, self.core.max_context)

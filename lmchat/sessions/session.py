@@ -18,7 +18,7 @@ from lmchat.generation.settings import GenerationSettings
 from lmchat.generation.state import State
 from lmchat.kv.handle_cache import RETENTION_PINNED, RETENTION_SESSION, HandleCache
 from lmchat.sessions import branches as tree_of
-from lmchat.sessions.appended import Place, joined, rounds_of_messages
+from lmchat.sessions.appended import Place, Said, reply_to, rounds_of_messages
 from lmchat.sessions.branches import Branch
 from lmchat.sessions.context import SessionContext
 from lmchat.sessions.generation_starter import (
@@ -31,14 +31,14 @@ from lmchat.sessions.generation_starter import (
 )
 from lmchat.sessions.overflow import check_overflow
 from lmchat.sessions.prefetch import Prefetch
-from lmchat.sessions.remote_reply import RemoteReplies, last_reply
+from lmchat.sessions.remote_reply import RemoteReplies, stored_reply
 from lmchat.sessions.rewrite import rebuilt, rounds_of
 from lmchat.sessions.runtime import Runtime
 from lmchat.sessions.session_properties import SessionSettings
 from lmchat.sessions.session_writer import Change, Moved
 from lmchat.store.protocol import check_mapping, check_name, check_tags, check_text
 from lmchat.store.records import SessionRecord
-from lmchat.store.turns import Turn
+from lmchat.store.turns import Turn, TurnTree
 from turbomind.shown import shown
 
 if TYPE_CHECKING:
@@ -231,6 +231,7 @@ class Session(SessionSettings):
         overflow: str | None = None,
         keep_question: bool = True,
         metadata: Mapping[str, Any] | None = None,
+        check: Callable[[TurnTree], object] | None = None,
         **settings: Unpack[GenerationSettings],
     ) -> Generation:
         """Starts `send()` and returns its generation without waiting.
@@ -249,6 +250,8 @@ class Session(SessionSettings):
             keep_question: whether `text` becomes `unanswered` when it is cancelled before the first
                 token.
             metadata: JSON values stored with the user turn.
+            check: called with the stored turns before the start, which it may refuse by an error.
+                No other process can store a turn between both. It may be called several times.
             settings: as in `send()`.
 
         Raises:
@@ -258,21 +261,47 @@ class Session(SessionSettings):
         stored = check_mapping("metadata", metadata)
         make_plan = _sending(text, settings, template_variables, stored)
         place = _place(after, before, system, overflow)
-        return self._starter.start(make_plan, replace(place, keeps_question=keep_question))
+        place = replace(place, keeps_question=keep_question, check=check)
+        return self._starter.start(make_plan, place)
 
-    def start_continue(self, **settings: Unpack[GenerationSettings]) -> Generation:
-        """Starts `continue_()` and returns its generation without waiting."""
-        return self._starter.start(lambda planner: planner.continue_(settings))
+    def start_continue(
+        self,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        check: Callable[[TurnTree], object] | None = None,
+        **settings: Unpack[GenerationSettings],
+    ) -> Generation:
+        """Starts `continue_()` and returns its generation without waiting. `metadata` are JSON
+        values that are added to those of the reply; `check` is that of `start_send()`."""
+        return self._starter.start(
+            lambda planner: planner.continue_(settings), _storing(metadata, check)
+        )
 
-    def start_retry(self, **settings: Unpack[GenerationSettings]) -> Generation:
-        """Starts `retry()` and returns its generation without waiting."""
-        return self._starter.start(lambda planner: planner.retry(settings))
+    def start_retry(
+        self,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        check: Callable[[TurnTree], object] | None = None,
+        **settings: Unpack[GenerationSettings],
+    ) -> Generation:
+        """Starts `retry()` and returns its generation without waiting. `metadata` are JSON values
+        stored with the reply; `check` is that of `start_send()`."""
+        return self._starter.start(
+            lambda planner: planner.retry(settings), _storing(metadata, check)
+        )
 
     def start_edit(
-        self, turn: int, text: str, **settings: Unpack[GenerationSettings]
+        self,
+        turn: int,
+        text: str,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        check: Callable[[TurnTree], object] | None = None,
+        **settings: Unpack[GenerationSettings],
     ) -> Generation:
-        """Starts `edit()` and returns its generation without waiting."""
-        return self._starter.start(_editing(turn, text, settings))
+        """Starts `edit()` and returns its generation without waiting. `metadata` are JSON values
+        stored with the reply; `check` is that of `start_send()`."""
+        return self._starter.start(_editing(turn, text, settings), _storing(metadata, check))
 
     @property
     def running(self) -> Generation | None:
@@ -285,17 +314,25 @@ class Session(SessionSettings):
         generates waits for it."""
         return self._activity.ending
 
-    def stop(self) -> Reply | None:
+    def stop(self, turn: int | None = None) -> Reply | None:
         """Stops the current generation and waits until its turn is committed. Any thread may call
-        it.
+        it. A generation of another process stops within 0.25 s.
 
         All generated tokens stay. A turn that has none leaves the session as it was, with its
-        question in `unanswered`; its Reply is empty and has no turn. Returns None if nothing was
-        being generated.
-        """
-        return self._activity.stop()
+        question in `unanswered`; its Reply is empty and has no turn.
 
-    def follow(self) -> Follower:
+        Args:
+            turn: stops only the reply that becomes this turn. None: any.
+
+        Returns:
+            The reply; None if nothing was being generated.
+        """
+        running = self._activity.generation
+        if running is None:
+            return self._remote.stop(self._refresh_unless_busy, turn)
+        return self._activity.stop() if turn in (None, running.turn_id) else None
+
+    def follow(self, turn: int | None = None) -> Follower:
         """Returns a reader of the reply that is being generated, which has all of it so far.
 
         The reply may be generated here or by another process; that one's tokens are read from its
@@ -303,8 +340,11 @@ class Session(SessionSettings):
         follow a reply. If the other process dies, the reply ends with `finish_reason`
         "interrupted", as `continue_()` finds it.
 
+        Args:
+            turn: only the reply that becomes, or is, this turn, of any branch. None: any.
+
         Raises:
-            NotFound: the conversation has no reply, or the session is closed or was deleted.
+            NotFound: there is no such reply, or the session is closed or was deleted.
             StoreError: the session cannot be read.
         """
         for _ in range(REPLANS):
@@ -312,13 +352,27 @@ class Session(SessionSettings):
                 self._activity.check_open()
                 generation = self._activity.generation
             if generation is not None:
-                return generation.follow()
+                if turn in (None, generation.turn_id):
+                    return generation.follow()
+                break
             follower = self._remote.follow(self._refresh_unless_busy)
             if follower is not None:
-                return follower
+                if turn in (None, follower.turn_id):
+                    return follower
+                follower.close()
             if self._activity.generation is None:
                 break
-        return last_reply(self._record)
+        return stored_reply(self._stored_reply(turn))
+
+    def _stored_reply(self, turn: int | None) -> Turn:
+        """Returns the reply of a turn, or the last one."""
+        record = self._record
+        if turn is not None:
+            return tree_of.reply_turn(record, turn)
+        last = None if record.leaf is None else record.tree.get(record.leaf)
+        if last is None or last.role != "assistant":
+            raise NotFound(f"session {record.name!r} has no reply to follow, expected one")
+        return last
 
     def _refresh_unless_busy(self) -> None:
         with contextlib.suppress(SessionBusy):
@@ -396,7 +450,9 @@ class Session(SessionSettings):
 
         Args:
             messages: `role` and `content`: users and assistants in turn, a user first. A last user
-                message without a reply becomes `unanswered`, after what that has.
+                message without a reply becomes `unanswered`, after what that has. One with `parts`
+                is several messages of these lengths, joined by empty lines; the turn's metadata
+                has them.
             system: the system prompt from now on, empty for none; None: unchanged.
 
         Raises:
@@ -405,18 +461,51 @@ class Session(SessionSettings):
         """
         rounds, question = rounds_of_messages(messages)
         place = Place(system=system, rounds=tuple(rounds))
+        self._runtime.check_fits(*place.texts, question.text)
+
+        def plan(record: SessionRecord) -> tuple[list[Turn], dict[str, Any]]:
+            made, end, _ = starting(self._runtime, record, place)
+            waiting = Said(record.unanswered, record.unanswered_parts)
+            waiting = question if rounds else waiting.then(question)
+            return made, {"leaf": end.leaf, **waiting.unanswered}
+
+        self._add("append messages", plan)
+
+    def edit_reply(self, turn: int, text: str) -> None:
+        """Gives user turn number `turn` (from 0) another reply, as a new branch that ends with it.
+
+        Nothing is generated: the text is encoded. The old reply and what follows it stay as a
+        branch.
+
+        Raises:
+            InvalidRequest: there is no such turn.
+            ContextFull: the conversation would be longer than the context.
+            SessionBusy: a reply is being generated.
+        """
+        check_text("text", text)
+        self._runtime.check_fits(text)
+
+        def plan(record: SessionRecord) -> tuple[list[Turn], dict[str, Any]]:
+            made, end, _ = starting(self._runtime, record, Place())
+            reply = reply_to(self._runtime, end, tree_of.user_turn(end, turn), Said(text))
+            return [*made, reply], {"leaf": reply.id}
+
+        self._add("edit a reply", plan)
+
+    def _add(
+        self, what: str, plan: Callable[[SessionRecord], tuple[list[Turn], dict[str, Any]]]
+    ) -> None:
+        """Adds turns and changes fields as planned, and plans again if another process was
+        faster."""
         self._activity.settle()
         for _ in range(REPLANS):
             with self._lock:
-                self._activity.check_idle("append messages")
+                self._activity.check_idle(what)
                 seen, record = self._writer.seen, self._record
-            made, end, _ = starting(self._runtime, record, place)
+            made, fields = plan(record)
             self._check_fits(made)
-            waiting = question if rounds else joined(record.unanswered, question)
-            fields = {"leaf": end.leaf, "unanswered": waiting}
             with contextlib.suppress(Moved):
-                move = functools.partial(self._move, made, fields, seen)
-                self._change(move, "append messages")
+                self._change(functools.partial(self._move, made, fields, seen), what)
                 return
         raise overtaken(self._record)
 
@@ -468,9 +557,13 @@ class Session(SessionSettings):
     ) -> int:
         """Returns the length of the prompt that `start_send()` would make of the same arguments, in
         tokens, also if it is longer than the context."""
-        make_plan = _sending(text, {}, template_variables)
+        check_text("text", text)
+        variables = check_mapping("template_variables", template_variables)
         place = _place(after, before, system)
-        return placed(self._runtime, self._record, make_plan, place)[0].length
+        plan, _ = placed(
+            self._runtime, self._record, lambda planner: planner.count(text, variables), place
+        )
+        return plan.length
 
     def set_system(self, text: str | None) -> None:
         """Changes the system prompt; None removes it. A conversation that has turns continues as a
@@ -478,6 +571,7 @@ class Session(SessionSettings):
         again."""
         if text is not None:
             check_text("system", text)
+            self._runtime.check_fits(text)
         self._activity.settle()
         for _ in range(REPLANS):
             with self._lock:
@@ -574,7 +668,7 @@ class Session(SessionSettings):
         """Stops the generation and closes the engine handles. `ChatEngine.session()` opens the
         session again. Idempotent."""
         while not self._context.close() and self.state is not State.CLOSED:
-            self.stop()
+            self._activity.stop()
         self._remote.close()
         with contextlib.suppress(Error):  # the turn stays in the journal
             self._runtime.worker.call(self._writer.settle)
@@ -660,12 +754,21 @@ def _place(
 ) -> Place:
     rounds, question = rounds_of_messages(before)
     if len(before) % 2:
-        raise InvalidRequest(f"before ends with the user's {shown(question)}, expected a reply")
+        raise InvalidRequest(
+            f"before ends with the user's {shown(question.text)}, expected a reply"
+        )
     if system is not None:
         check_text("system", system)
     if overflow is not None:
         check_overflow(overflow)
     return Place(after, system, tuple(rounds), overflow)
+
+
+def _storing(
+    metadata: Mapping[str, Any] | None, check: Callable[[TurnTree], object] | None
+) -> Place:
+    """Returns the last reply as the place, with metadata for the next one."""
+    return Place(metadata=check_mapping("metadata", metadata), check=check)
 
 
 def _editing(turn: int, text: str, settings: GenerationSettings) -> MakePlan:

@@ -295,7 +295,7 @@ def _title(given: str) -> str:
     """Returns a title in one line.
 
     Raises:
-        InvalidRequest: it is no text, or too long.
+        InvalidRequest: it is not a string, or too long.
     """
     check_text("title", given)
     if len(given) > MAX_TITLE:

@@ -84,6 +84,8 @@ class SessionWriter:
         self._holding = False
         self.is_deleted = False
         """Returns whether this process has deleted the session."""
+        self.has_moved = False
+        """Whether another process had the lease before the current one."""
 
     @property
     def record(self) -> SessionRecord:
@@ -148,8 +150,8 @@ class SessionWriter:
         fields: dict[str, Any] = {}
         if found.turns:
             fields["leaf"] = found.leaf
-        if found.turns or found.unanswered:
-            fields["unanswered"] = found.unanswered
+        if found.turns or found.unanswered.text:
+            fields |= found.unanswered.unanswered
         if found.notice:
             fields["notices"] = (*record.notices, found.notice)
         record = record.changed(found.turns, **fields)
@@ -235,9 +237,9 @@ class SessionWriter:
             raise Stale  # a process died and left it
         lease = self._store.begin(self._record, start)
         last = self._lease
-        if lease.fencing_token > 1 and (
-            last is None or lease.fencing_token != last.fencing_token + 1
-        ):
+        before = 0 if last is None else last.fencing_token
+        self.has_moved = lease.fencing_token != before + 1
+        if self.has_moved:
             self._runtime.pages.refresh()  # another process has written turns and pages
         self._lease, self._holding = lease, True
         return lease

@@ -10,10 +10,12 @@ from lmchat.generation.generation import Generation, Outcome, Reply
 from lmchat.generation.ticket import Ticket
 from lmchat.kv.handle_cache import CachedHandle
 from lmchat.sessions import overflow
+from lmchat.sessions.appended import said_in
 from lmchat.sessions.context import SessionContext
 from lmchat.sessions.planner import Plan
 from lmchat.sessions.reply_turn import (
     parser_of,
+    preceding,
     reply_id,
     reply_turn,
     resumed_ids,
@@ -114,6 +116,9 @@ class TurnExecution:
         assert plan is not None
         assert ticket is not None
         self._reply_id = self.generation.log.turn_id = reply_id(self._record, plan)
+        self.generation.log.preceding = functools.partial(
+            preceding, self._tree, plan.parent, plan.user
+        )
         if self.generation.cancelled:
             return self._runtime.session_reader.call(self.generation.cancelled_early)
         start = TurnStart(
@@ -124,8 +129,12 @@ class TurnExecution:
             user=plan.user,
             extends=plan.extends.id if plan.extends else None,
             past=plan.past,
+            metadata=plan.metadata,
         )
-        self.generation.lease = self._context.writer.begin(start, seen)
+        self.generation.log.metadata = start.new_metadata
+        lease = self.generation.lease = self._context.writer.begin(start, seen)
+        self.generation.has_moved = self._context.writer.has_moved
+        self._runtime.durability.began(lease, self.generation.cancel)
         try:
             self._runtime.admission.enter(ticket)
         except BaseException:
@@ -219,7 +228,7 @@ class TurnExecution:
                 self._held.holds_prompt(plan.parent, plan.prefix_length, plan.suffix, computed)
         error = None
         if plan.user is not None and plan.keeps_question:
-            error = writer.finish((), {"unanswered": plan.user.text})
+            error = writer.finish((), said_in(plan.user).unanswered)
         usage = replace(outcome.usage, prompt_tokens=outcome.usage.prompt_tokens or plan.length)
         extends = plan.extends
         return Reply(
@@ -296,6 +305,7 @@ class TurnExecution:
         if usage.foreign_tokens:
             found.append(
                 f"the KV of {usage.foreign_tokens} tokens was computed by another kind of "
-                "machine or build: good, but not bit for bit; the setting exact computes them again"
+                "machine or build, or on another number of ranks: good, but not bit for bit; the "
+                "setting exact computes them again"
             )
         return tuple(found)

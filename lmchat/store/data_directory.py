@@ -14,7 +14,10 @@ from lmchat.errors import StoreError
 DATABASE = "sessions.db"
 """The name of the SQLite file in a data directory."""
 
-_OURS = ("pages", "owners", "digests.json", DATABASE)
+DEPLOYMENT = "deployment"
+"""The name of the file in a data directory that names the running deployment."""
+
+_OURS = ("pages", "owners", "digests.json", DATABASE, DEPLOYMENT)
 
 
 def data_dir() -> Path:

@@ -242,12 +242,20 @@ class MemoryStore:
             token = self._fencing_tokens[record.id] = self._fencing_tokens.get(record.id, 0) + 1
             return Lease(record.id, token)
 
-    def journal(self, tokens: Iterable[tuple[Lease, Sequence[int]]]) -> None:
+    def journal(self, tokens: Iterable[tuple[Lease, Sequence[int]]]) -> list[Lease]:
         """Checks the leases only: a session in memory ends with its process."""
         with self._lock:
             stale = [lease for lease, _ in tokens if self._is_stale(lease)]
         if stale:
             raise Stale("a lease was taken over", stale)
+        return []
+
+    def stops(self) -> list[Lease]:
+        """Returns nothing: no other process sees the sessions."""
+        return []
+
+    def request_stop(self, record: SessionRecord, fencing_token: int) -> None:
+        """Does nothing: all turns are those of this process."""
 
     def _is_stale(self, lease: Lease) -> bool:
         return self._fencing_tokens.get(lease.session, lease.fencing_token) != lease.fencing_token

@@ -133,18 +133,26 @@ class Store(Protocol):
 
     def begin(self, record: SessionRecord, start: TurnStart) -> Lease:
         """Takes the session's lease and durably persists the start of a turn. A lease of this
-        process is taken over.
+        process is taken over; so is, after a short wait for its release, one without a journal,
+        whose turn is acknowledged.
 
         Raises:
-            SessionBusy: another living process has the lease; the message names it.
+            SessionBusy: another living process generates; the message names it.
             Stale: as `change()`, and while a dead process's journal is there: `recover()` first.
             NotFound: the session was deleted.
         """
 
-    def journal(self, tokens: Iterable[tuple[Lease, Sequence[int]]]) -> None:
+    def journal(self, tokens: Iterable[tuple[Lease, Sequence[int]]]) -> list[Lease]:
         """Appends tokens to the journals of several turns in one transaction, which survives the
-        death of the process. Raises Stale when a lease is not the newest of its session; the
-        tokens of the other leases are persisted nevertheless."""
+        death of the process. Returns what `stops()` does. Raises Stale when a lease is not the
+        newest of its session; the tokens of the other leases are persisted nevertheless."""
+
+    def stops(self) -> list[Lease]:
+        """Returns the leases of this process whose turns others have asked to stop."""
+
+    def request_stop(self, record: SessionRecord, fencing_token: int) -> None:
+        """Asks the process that generates under the lease of this token to stop, as `stops()`
+        returns it there. Does nothing once the turn has ended. Raises NotFound."""
 
     def sync(self) -> None:
         """Returns when all journalled tokens survive a crash of the machine."""
@@ -183,7 +191,7 @@ class Store(Protocol):
 def check_text(what: str, text: object) -> None:
     """Raises InvalidRequest unless `text` is a str."""
     if not isinstance(text, str):
-        raise InvalidRequest(f"{what} is a {type(text).__name__}, expected a text")
+        raise InvalidRequest(f"{what} is a {type(text).__name__}, expected a string")
 
 
 def check_name(name: object) -> None:
@@ -204,10 +212,10 @@ def check_tags(tags: object) -> tuple[str, ...]:
     """Returns the tags without repeats. Raises InvalidRequest unless there are at most 256, each of
     1 to 64 printable characters without spaces around them."""
     if isinstance(tags, str) or not isinstance(tags, Iterable):
-        raise InvalidRequest(f"tags is {shown(tags)}, expected a list of texts")
+        raise InvalidRequest(f"tags is {shown(tags)}, expected a list of strings")
     given = list(itertools.islice(tags, MAX_TAGS + 1))
     if any(not isinstance(tag, str) for tag in given):  # also what cannot be hashed
-        raise InvalidRequest(f"tags is {shown(given)}, expected a list of texts")
+        raise InvalidRequest(f"tags is {shown(given)}, expected a list of strings")
     found = tuple(dict.fromkeys(given))
     if len(found) > MAX_TAGS:
         raise InvalidRequest(f"tags has more than {MAX_TAGS} entries, expected at most that")
@@ -245,12 +253,12 @@ def check_metadata(metadata: object) -> dict[str, str]:
     for key, value in metadata.items():
         if not isinstance(key, str) or not 1 <= len(key) <= MAX_METADATA_KEY:
             raise InvalidRequest(
-                f"metadata has the key {shown(key)}, expected a text of 1 to {MAX_METADATA_KEY} "
+                f"metadata has the key {shown(key)}, expected a string of 1 to {MAX_METADATA_KEY} "
                 "characters"
             )
         if not isinstance(value, str) or len(value) > MAX_METADATA_VALUE:
             raise InvalidRequest(
-                f"metadata[{key!r}] is {shown(value)}, expected a text of at most "
+                f"metadata[{key!r}] is {shown(value)}, expected a string of at most "
                 f"{MAX_METADATA_VALUE} characters"
             )
     return dict(metadata)

@@ -48,6 +48,7 @@ class SessionRecord:
             the last one.
         unanswered: a question that was stopped, or whose process ended, before the first token of
             its reply; empty from the next turn on.
+        unanswered_parts: lengths of the messages that `unanswered` is joined of; empty: it is one.
         notices: messages for the user that the next reply carries.
     """
 
@@ -74,6 +75,7 @@ class SessionRecord:
     imported: bool = False
     revision: int = 0
     unanswered: str = ""
+    unanswered_parts: tuple[int, ...] = ()
     notices: tuple[str, ...] = ()
 
     @property
@@ -91,8 +93,10 @@ class SessionRecord:
 
         Args:
             turns: parents first.
-            fields: values by the names of fields.
+            fields: values by the names of fields. `unanswered` alone is one message.
         """
+        if "unanswered" in fields:
+            fields.setdefault("unanswered_parts", ())
         added = tuple(turns)
         tree = self.tree.with_turns(added) if added else self.tree
         return replace(self, **{"tree": tree, **fields})
@@ -153,6 +157,7 @@ class TurnStart:
         extends: id of the reply that is continued.
         past: turns of a rebuilt conversation, parents first, persisted together with the reply;
             `parent` is one of them.
+        metadata: JSON values by key that the reply gets, beside those that a continued one has.
     """
 
     parent: int | None
@@ -162,6 +167,12 @@ class TurnStart:
     user: Turn | None = None
     extends: int | None = None
     past: tuple[Turn, ...] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def new_metadata(self) -> Mapping[str, Any]:
+        """Metadata of the question if it is new, else what the reply gets."""
+        return self.metadata if self.user is None else self.user.metadata
 
     def is_stored(self, tree: TurnTree) -> bool:
         """Returns whether the tree has the reply already, so that its journal is obsolete."""

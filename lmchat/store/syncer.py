@@ -1,17 +1,19 @@
 """Durability of one engine's turns: syncs journals, and releases leases after pages are written.
 
-A thread of its own does both, so that the reader thread never waits for a sync.
+A thread of its own does both, so that the reader thread never waits for a sync. It also stops the
+turns for which other processes ask.
 
 Not here: what a sync does (`lmchat.store.sqlite.database`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from lmchat.errors import Error, StoreError
@@ -28,9 +30,14 @@ SYNC_SECONDS = 0.9
 SYNC_TOKENS = 64
 """Tokens of one turn after which the sync does not wait for SYNC_SECONDS."""
 
+STOP_SECONDS = 0.25
+"""Longest time until a turn without new tokens, of which each brings the requests to stop, sees
+that it is to stop."""
+
 _FLUSH_SECONDS = 0.1  # longest wait for pages; journals are synced between two waits
 _AGAIN_SECONDS = 2.0  # from a failed release of a lease to the next attempt
 _PAUSE = 0.002  # seconds between two waits for pages
+_BEGAN, _JOURNALLED, _SYNC, _CLOSE = "began", "journalled", "sync", "close"  # events
 
 
 class Durability:
@@ -47,8 +54,15 @@ class Durability:
         self._failed: Error | None = None  # the last sync
         self._ending: list[Lease] = []
         self._sync_at: float | None = None
+        self._turns: dict[Lease, Callable[[], object]] = {}  # of running turns: stops it
+        self._looked_at = 0.0  # last time of a look for requests to stop
         self._thread = threading.Thread(target=self._loop, name="lmchat-durability", daemon=True)
         self._thread.start()
+
+    def began(self, lease: Lease, stop: Callable[[], object]) -> None:
+        """Calls `stop`, which must not wait, if another process asks to stop the turn."""
+        self._turns[lease] = stop
+        self._events.put(_BEGAN)
 
     def journal(self, tokens: Tokens) -> Mapping[Lease, Exception]:
         """Journals tokens of several turns in one transaction.
@@ -65,7 +79,7 @@ class Durability:
 
     def _journal(self, tokens: Tokens) -> dict[Lease, Exception]:
         try:
-            self._store.journal(tokens)
+            self._stop(self._store.journal(tokens))
         except Stale as error:
             return {lease: taken_over(error) for lease in error.leases or self._stale(tokens)}
         except Exception as error:
@@ -90,15 +104,19 @@ class Durability:
     def _count(self, tokens: Tokens) -> None:
         counts = self._unsynced
         if tokens and not counts:
-            self._events.put("journalled")
+            self._events.put(_JOURNALLED)
         for lease, ids in tokens:
             before = counts.get(lease, 0)
             counts[lease] = before + len(ids)
             if before < SYNC_TOKENS <= counts[lease]:
-                self._events.put("sync")
+                self._events.put(_SYNC)
 
     def ended(self, lease: Lease) -> None:
-        """Releases the lease of a finished or abandoned turn, once all pages are written."""
+        """Releases the lease of a finished or abandoned turn, once all pages are written.
+
+        Another process that needs the session earlier takes the lease over (`Store.begin()`).
+        """
+        self._turns.pop(lease, None)
         self._events.put(lease)
 
     def soon(self, work: Callable[[], object]) -> None:
@@ -110,22 +128,28 @@ class Durability:
 
     def close(self) -> None:
         """Releases all leases and ends the thread. Idempotent."""
-        self._events.put("close")
+        self._events.put(_CLOSE)
         self._thread.join()
 
     def _loop(self) -> None:
         while self._take():
             if self._sync_at is not None and time.monotonic() >= self._sync_at:
                 self._sync()
+            if self._turns and time.monotonic() >= self._looked_at + STOP_SECONDS:
+                with contextlib.suppress(Exception):  # what fails now is tried again
+                    self._stop(self._store.stops())
             if self._ending:
                 self._release()
         self._release(wait=False)
 
     def _take(self) -> bool:
         """Waits for an event, or until a sync is due. Returns False at the end."""
-        timeout = None if self._sync_at is None else max(0.0, self._sync_at - time.monotonic())
+        due = [] if self._sync_at is None else [self._sync_at]
+        if self._turns:
+            due.append(self._looked_at + STOP_SECONDS)
         if self._ending:  # a short wait: a closed engine returns at once
-            timeout = min(_PAUSE, _PAUSE if timeout is None else timeout)
+            due.append(time.monotonic() + _PAUSE)
+        timeout = max(0.0, min(due) - time.monotonic()) if due else None
         try:
             event = self._events.get(timeout=timeout)
             while True:
@@ -133,15 +157,22 @@ class Durability:
                     self._ending.append(event)
                 elif not isinstance(event, str):
                     event()
-                elif event == "close":
+                elif event == _CLOSE:
                     return False
-                elif event == "sync":
+                elif event == _SYNC:
                     self._sync_at = time.monotonic()
-                elif self._sync_at is None:
+                elif event == _JOURNALLED and self._sync_at is None:
                     self._sync_at = time.monotonic() + SYNC_SECONDS
                 event = self._events.get_nowait()
         except queue.Empty:
             return True
+
+    def _stop(self, leases: Iterable[Lease]) -> None:
+        """Stops the turns for which other processes ask. Any thread may call it."""
+        self._looked_at = time.monotonic()
+        for lease in leases:
+            if stop := self._turns.get(lease):
+                stop()
 
     def _sync(self) -> None:
         self._sync_at, self._unsynced = (

@@ -30,7 +30,7 @@ class Usage:
         rewritten_tokens: earlier tokens replaced because the template changes earlier turns.
         loaded_tokens: cached tokens that were loaded from host memory or disk for this turn.
         foreign_tokens: cached tokens computed by another kind of machine, such as another
-            instruction set. They are valid, but not bit-identical.
+            instruction set, or on another number of ranks. They are valid, but not bit-identical.
     """
 
     prompt_tokens: int = 0

@@ -41,7 +41,9 @@ class _Window:
             return text
         text, found, _ = text.partition(self.end[1])
         if not found:
-            raise InvalidRequest("the chat template does not show the reply that is to go on")
+            raise InvalidRequest(
+                "the chat template does not show the reply that is to be continued"
+            )
         return text.removesuffix(self.end[0])
 
 

@@ -96,7 +96,7 @@ class ChatTemplate:
     """One compiled template; any number of threads may render it.
 
     `tokens` are the variables a template reads special tokens from, as `{"bos_token": "<s>", ...}`.
-    Raises ModelError when `source` is no valid template.
+    Raises ModelError when `source` is not a valid template.
     """
 
     def __init__(

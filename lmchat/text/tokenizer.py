@@ -13,7 +13,7 @@ from typing import Any
 
 import tokenizers
 
-from turbomind.errors import InvalidRequest, ModelError
+from turbomind.errors import ContextFull, InvalidRequest, ModelError
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
@@ -30,6 +30,9 @@ _BYTE_OF_CHAR = _byte_of_char()
 # How much of a context decides the tokens after it, in characters. The cut goes back from the
 # first number to the next word border, at most to the second.
 _TAIL, _TAIL_LIMIT = 128, 1024
+# Texts of at most this many bytes per token of the context are encoded to count their tokens.
+_PLAIN_BYTES = 8
+_LONG = 4096  # ids that take so long to decode that other threads should run meanwhile
 # Characters that hardly ever share a token with what follows them.
 _ANCHORS = ("\x01", "\n", "。", "a", "0")
 
@@ -38,7 +41,8 @@ class Tokenizer:
     """A folder's tokenizer.
 
     `encode` adds the tokens that the tokenizer's own post-processor adds (usually a BOS) unless
-    disabled; text rendered by a chat template already has them. Safe to use from many threads.
+    disabled; text rendered by a chat template already has them. Safe to use from many threads, and
+    other threads run while a long text is encoded.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, named: Iterable[str] = ()) -> None:
@@ -77,7 +81,7 @@ class Tokenizer:
                 return cls(tokenizers.Tokenizer.from_file(str(path)), named)
             except Exception as error:  # the library raises it so for a file it cannot read
                 raise ModelError(f"{path}: {error}") from error
-        from lmchat.text import sentencepiece_model
+        from lmchat.text.formats import sentencepiece_model
 
         model = sentencepiece_model.find_model(path.parent)
         if model is None:
@@ -100,14 +104,49 @@ class Tokenizer:
         Raises InvalidRequest for a text that is no Unicode (half of a surrogate pair).
         """
         _check_unicode(text)
-        found = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        found = _encoding(self._backend, text, add_special_tokens)
         ids: list[int] = found.ids
-        if not parse_special and any(
+        if parse_special or self.special_ids.isdisjoint(ids):
+            return ids
+        if any(
             i in self.special_ids and not ours
             for i, ours in zip(ids, found.special_tokens_mask, strict=True)
         ):
-            return list(self._literal.encode(text, add_special_tokens=add_special_tokens).ids)
+            return list(_encoding(self._literal, text, add_special_tokens).ids)
         return ids
+
+    def check_fits(self, texts: Sequence[str], context: int) -> None:
+        """Refuses texts that have more tokens together than `context` for certain.
+
+        The cost is bounded by `context`, whatever the length of the texts. Texts that are not
+        much too long pass; the caller counts their tokens once they are encoded.
+        Raises ContextFull.
+        """
+        size = sum(len(text.encode(errors="surrogatepass")) for text in texts)
+        if size <= _PLAIN_BYTES * context:
+            return
+        if size > context * self._longest_token:
+            raise ContextFull(
+                f"the text has {size} bytes, expected at most {context * self._longest_token}: the "
+                f"context has {context} tokens, and the longest token {self._longest_token} bytes"
+            )
+        count, step = 0, _PLAIN_BYTES * context // 2
+        for part in (text[at : at + step] for text in texts for at in range(0, len(text), step)):
+            _check_unicode(part)
+            count += len(_encoding(self._backend, part))
+            if count > 2 * context:  # not `context`: a cut may split tokens
+                raise ContextFull(
+                    f"the text has more than {count} tokens, expected at most {context}, the "
+                    "context"
+                )
+
+    @functools.cached_property
+    def _longest_token(self) -> int:
+        """Bytes of the longest token, at least."""
+        tokens = self._backend.get_vocab(with_added_tokens=True)
+        if self._byte_level:
+            return max(map(len, tokens))
+        return max(len(token.replace("\u2581", " ").encode()) for token in tokens)
 
     def encode_after(self, context: str, text: str, *, parse_special: bool = True) -> list[int]:
         """Returns the ids that `text` has in an encoding of `context + text` in one piece.
@@ -148,6 +187,8 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Returns the text of `ids`; invalid UTF-8 becomes U+FFFD."""
         shown = [i for i in ids if i not in self.special_ids] if skip_special_tokens else list(ids)
+        if len(shown) > _LONG:  # releases the interpreter's lock, which costs 5 us
+            return str(self._backend.decode_batch([shown], skip_special_tokens=False)[0])
         return str(self._backend.decode(shown, skip_special_tokens=False))
 
     def raw(self, ids: Sequence[int]) -> str:
@@ -243,8 +284,15 @@ def _check_unicode(text: str) -> None:
         raise InvalidRequest(f"text holds {text[error.start]!r}, expected Unicode") from error
 
 
+def _encoding(
+    backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool = False
+) -> tokenizers.Encoding:
+    """Encodes a text. Unlike `backend.encode()` it releases the interpreter's lock."""
+    return backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+
+
 def _ids(backend: tokenizers.Tokenizer, text: str) -> list[int]:
-    return list(backend.encode(text, add_special_tokens=False).ids)
+    return list(_encoding(backend, text).ids)
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:

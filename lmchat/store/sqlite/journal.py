@@ -158,7 +158,27 @@ def begun(connection: sqlite3.Connection, owner: str) -> list[int]:
     return [key for (key,) in found]
 
 
+def request_stop(connection: sqlite3.Connection, key: int, fencing_token: int) -> None:
+    """Asks the owner of this lease to stop its turn. Does nothing once the turn has ended."""
+    connection.execute(
+        "INSERT OR REPLACE INTO stops (session, epoch) SELECT l.session, l.epoch FROM leases AS l "
+        "JOIN journal_starts AS j ON j.session = l.session WHERE l.session = ? AND l.epoch = ?",
+        (key, fencing_token),
+    )
+
+
+def stops(connection: sqlite3.Connection, owner: str) -> list[Lease]:
+    """Returns the leases of an owner whose turns other processes have asked to stop."""
+    found = connection.execute(
+        "SELECT s.id, l.epoch FROM stops AS t JOIN leases AS l USING (session, epoch) "
+        "JOIN sessions AS s ON s.key = t.session WHERE l.owner = ?",
+        (owner,),
+    )
+    return [Lease(codec.decode(session), token) for session, token in found]
+
+
 def clear(connection: sqlite3.Connection, key: int) -> None:
     """Empties the journal."""
+    connection.execute("DELETE FROM stops WHERE session = ?", (key,))
     connection.execute("DELETE FROM journal_starts WHERE session = ?", (key,))
     connection.execute("DELETE FROM journal_tokens WHERE session = ?", (key,))

@@ -228,6 +228,14 @@ def _separate(connection: sqlite3.Connection) -> None:
                 )
 
 
+# Requests of other processes to stop a turn, with the fencing token of its lease.
+_STOPS = """
+CREATE TABLE stops (
+  session INTEGER PRIMARY KEY,
+  epoch INTEGER NOT NULL
+);
+"""
+
 NUMBER = "CAST(substr(name, 6) AS INTEGER)"
 IS_NUMBERED = (
     "name GLOB 'chat-[1-9]*' AND NOT name GLOB 'chat-*[^0-9]*' AND length(name) BETWEEN 6 AND 23"
@@ -249,12 +257,13 @@ MIGRATIONS: tuple[tuple[Step, ...], ...] = (
     (_PREFIX_TABLE, prefix_table.fill),
     (_SEPARATED, _separate, _INDEX_SEPARATED),
     (_LISTS, tags.TABLE),
+    (_STOPS,),
 )
 """Statements and work that lead from version i to version i + 1; 0 is an empty file."""
 
 READABLE = 2
 """The oldest version that can be read without migration, where the file cannot be written. Only its
-prefix table and its table of tags are missing."""
+prefix table and its tables of tags and of requests to stop are missing."""
 
 WAIT_SECONDS = 300.0
 """Longest wait, in seconds, for another process that migrates a large file."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -24,6 +25,11 @@ from lmchat.store.sqlite.database import Database, after_fork
 from lmchat.store.sqlite.search import Lists, Tags
 from lmchat.store.turns import Turn
 from turbomind.descriptors import explain_open_file_limit
+
+RELEASE_SECONDS = 0.25
+"""Longest wait in `begin()` for an owner that still writes the KV pages of its last turn."""
+
+_POLL_SECONDS = 0.005  # between two looks whether such a lease was released
 
 
 class SqliteStore:
@@ -227,20 +233,26 @@ class SqliteStore:
     def begin(self, record: SessionRecord, start: TurnStart) -> Lease:
         """Takes the session's lease and durably stores the start of a turn.
 
-        A lease that this store holds already is replaced.
+        A lease that this store holds already is replaced. A lease of another owner without a
+        journal belongs to an acknowledged turn whose pages are being written: its release is
+        awaited for at most `RELEASE_SECONDS`, so that the pages can be loaded, then it is taken.
 
         Raises:
-            SessionBusy: another living owner holds the lease; the message names it.
+            SessionBusy: another living owner generates; the message names it.
             Stale: the session has changed, or has the journal of a dead process.
             NotFound: it was deleted.
         """
         blob = rows.start_blob(start)
+        self._await_release(record)
         with self._database.writing() as connection:
             row = tables.row_of(connection, record)
             before = journal.holder(connection, row.key)[1]
-            lease = self._take(connection, row, record)
+            has_journal = journal.is_there(connection, row.key)
+            if has_journal:
+                self._check_not_elsewhere(before, record)
+            lease = self._acquire(connection, row, record)
             _check_fresh(row, record)
-            if before != self._holding.token and journal.is_there(connection, row.key):
+            if has_journal and before != self._holding.token:
                 raise Stale(f"session {record.name!r} has a reply of a process that died")
             made = {turn.id for turn in start.past}
             known = [i for i in (start.parent, start.extends) if i not in made]
@@ -248,11 +260,16 @@ class SqliteStore:
             journal.start(connection, row.key, blob)
         return lease
 
-    def journal(self, tokens: Iterable[tuple[Lease, Sequence[int]]]) -> None:
+    def journal(self, tokens: Iterable[tuple[Lease, Sequence[int]]]) -> list[Lease]:
         """Appends tokens to the journals of several turns in one transaction.
 
-        It survives the death of the process. Raises Stale, after storing the others, for leases
-        that are not the newest of their sessions.
+        It survives the death of the process.
+
+        Returns:
+            As `stops()`.
+
+        Raises:
+            Stale: leases are not the newest of their sessions; the others are stored.
         """
         stale: list[Lease] = []
         with self._database.writing(durable=False) as connection:
@@ -262,8 +279,29 @@ class SqliteStore:
                     stale.append(lease)
                 else:
                     journal.append(connection, key, token_ids)
+            stops = self._stops(connection)
         if stale:
             raise Stale(f"the lease of session {stale[0].session} was taken over")
+        return stops
+
+    def stops(self) -> list[Lease]:
+        """Returns the leases of this store whose turns other processes have asked to stop."""
+        with self._database.reading() as connection:
+            return self._stops(connection)
+
+    def _stops(self, connection: sqlite3.Connection) -> list[Lease]:
+        token = self._holding.token
+        return [] if token is None else journal.stops(connection, token)
+
+    def request_stop(self, record: SessionRecord, fencing_token: int) -> None:
+        """Asks the process that generates under the lease of this token to stop. Does nothing once
+        the turn has ended. The request is not synced: a crash ends the turn too.
+
+        Raises:
+            NotFound: the session was deleted.
+        """
+        with self._database.writing(durable=False) as connection:
+            journal.request_stop(connection, tables.row_of(connection, record).key, fencing_token)
 
     def sync(self) -> None:
         """Makes all journalled tokens survive a power cut."""
@@ -374,7 +412,29 @@ class SqliteStore:
 
     def _take(self, connection: sqlite3.Connection, row: rows.Row, record: SessionRecord) -> Lease:
         self._check_not_elsewhere(journal.holder(connection, row.key)[1], record)
+        return self._acquire(connection, row, record)
+
+    def _acquire(
+        self, connection: sqlite3.Connection, row: rows.Row, record: SessionRecord
+    ) -> Lease:
         return Lease(record.id, journal.acquire(connection, row.key, self._holding.owner().token))
+
+    def _await_release(self, record: SessionRecord) -> None:
+        """Waits, outside any transaction, while another owner writes the pages of its last turn."""
+        deadline = time.monotonic() + RELEASE_SECONDS
+        while self._is_ending_elsewhere(record) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+
+    def _is_ending_elsewhere(self, record: SessionRecord) -> bool:
+        """Returns whether another living owner has the lease of an acknowledged turn."""
+        with self._database.reading() as connection:
+            row = tables.row_of(connection, record)
+            owner = journal.holder(connection, row.key)[1]
+            if owner is None or owner == self._holding.token:
+                return False
+            if journal.is_there(connection, row.key):
+                return False
+        return self._who(owner) is not None
 
     def _held(self, connection: sqlite3.Connection, lease: Lease) -> int | None:
         token = self._holding.token

@@ -295,6 +295,6 @@ def rename(connection: sqlite3.Connection, row: rows.Row, name: str) -> int:
 
 def delete(connection: sqlite3.Connection, key: int) -> None:
     """Deletes all rows of a session."""
-    for table in ("journal_starts", "journal_tokens", "leases", "turns"):
+    for table in ("journal_starts", "journal_tokens", "leases", "stops", "turns"):
         connection.execute(f"DELETE FROM {table} WHERE session = ?", (key,))
     connection.execute("DELETE FROM sessions WHERE key = ?", (key,))

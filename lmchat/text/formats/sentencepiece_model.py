@@ -22,11 +22,23 @@ from turbomind.models.config import read_json
 
 _SPACE = "\u2581"
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
-_UNIGRAM, _BPE = 1, 2
+_UNIGRAM, BPE = 1, 2  # kinds of models
+
+
+@dataclass(frozen=True)
+class Ends:
+    """The special tokens by name ("bos_token", ...), and whether a text begins and ends with one.
+
+    A name that is absent is that of the model.
+    """
+
+    named: Mapping[str, str]
+    add_bos: bool = True
+    add_eos: bool = False
 
 
 @dataclass
-class _Model:
+class Model:
     """The fields that are read from the file, with the format's defaults."""
 
     pieces: list[tuple[str, float, int]] = field(default_factory=list)  # text, score, type
@@ -66,20 +78,47 @@ def load(path: Path) -> tokenizers.Tokenizer:
         raise ModelError(f"{path}: no SentencePiece model: {error}") from error
     if not model.pieces:
         raise ModelError(f"{path}: no SentencePiece model: it has no pieces")
-    if model.kind not in (_UNIGRAM, _BPE) or model.suffix_spaces or not model.escape_spaces:
+    if model.kind not in (_UNIGRAM, BPE) or model.suffix_spaces or not model.escape_spaces:
         raise ModelError(
             f"{path}: model type {model.kind}, spaces as suffix {model.suffix_spaces}, escaped "
             f"{model.escape_spaces}; expected Unigram (1) or BPE (2) with escaped spaces in front"
         )
     config = _read(path.parent / "tokenizer_config.json")
-    backend = tokenizers.Tokenizer(_bpe(model) if model.kind == _BPE else _unigram(model))
-    _set_spaces(backend, model, legacy=config.get("legacy") is not False)
-    _add_tokens(backend, model, config, path)
-    _set_ends(backend, model, config, path)
+    named = special_tokens(path.parent)
+    ends = Ends(named, config.get("add_bos_token", True), config.get("add_eos_token", False))
+    added = _added_tokens(path.parent, config, set(named.values()))
+    return build(model, ends, added, str(path), legacy=config.get("legacy") is not False)
+
+
+def build(
+    model: Model,
+    ends: Ends,
+    added: Mapping[int, tokenizers.AddedToken],
+    where: str,
+    *,
+    legacy: bool = True,
+) -> tokenizers.Tokenizer:
+    """Returns the tokenizer of a model.
+
+    Args:
+        model: The pieces and the settings of the model.
+        ends: The special tokens, and those that encoding puts around a text.
+        added: Tokens that the model lacks or has as ordinary pieces, by id.
+        where: The file, for messages.
+        legacy: Puts the word-start before every part between special tokens, else before the
+            first only.
+
+    Raises:
+        ModelError: A token has another id than its place.
+    """
+    backend = tokenizers.Tokenizer(_bpe(model) if model.kind == BPE else _unigram(model))
+    _set_spaces(backend, model, legacy)
+    _add_tokens(backend, model, added, where)
+    _set_ends(backend, model, ends, where)
     return backend
 
 
-def _bpe(model: _Model) -> models.BPE:
+def _bpe(model: Model) -> models.BPE:
     vocab = {text: i for i, (text, _, _) in enumerate(model.pieces)}
     normal = {
         text: score
@@ -102,7 +141,7 @@ def _bpe(model: _Model) -> models.BPE:
     )
 
 
-def _unigram(model: _Model) -> models.Unigram:
+def _unigram(model: Model) -> models.Unigram:
     # A piece that is never used loses against every other way to write its text.
     scores = [
         (text, score if kind != _UNUSED else score - 1000.0) for text, score, kind in model.pieces
@@ -110,12 +149,12 @@ def _unigram(model: _Model) -> models.Unigram:
     return models.Unigram(scores, _unknown(model)[0], model.byte_fallback)
 
 
-def _unknown(model: _Model) -> tuple[int, str]:
+def _unknown(model: Model) -> tuple[int, str]:
     found = ((i, text) for i, (text, _, kind) in enumerate(model.pieces) if kind == _UNKNOWN)
     return next(found, (0, model.pieces[0][0]))
 
 
-def _set_spaces(backend: tokenizers.Tokenizer, model: _Model, legacy: bool) -> None:
+def _set_spaces(backend: tokenizers.Tokenizer, model: Model, legacy: bool) -> None:
     """The word-start: before every part between special tokens, unless not `legacy`: first only."""
     steps: list[Any] = []
     if model.character_map:
@@ -135,40 +174,63 @@ def _set_spaces(backend: tokenizers.Tokenizer, model: _Model, legacy: bool) -> N
     backend.decoder = decoders.Sequence(parts)
 
 
+def _added_tokens(
+    folder: Path, config: Mapping[str, Any], named: set[str]
+) -> dict[int, tokenizers.AddedToken]:
+    """Returns the tokens of the folder's JSON files, by id."""
+    tokens: dict[int, tokenizers.AddedToken] = {}
+    for text, i in _read(folder / "added_tokens.json").items():
+        tokens[int(i)] = tokenizers.AddedToken(text, normalized=False, special=False)
+    for i, entry in (config.get("added_tokens_decoder") or {}).items():
+        flags = {n: bool(entry.get(n)) for n in ("lstrip", "rstrip", "single_word", "normalized")}
+        special = bool(entry.get("special")) or entry["content"] in named
+        tokens[int(i)] = tokenizers.AddedToken(entry["content"], special=special, **flags)
+    return tokens
+
+
 def _add_tokens(
-    backend: tokenizers.Tokenizer, model: _Model, config: Mapping[str, Any], path: Path
+    backend: tokenizers.Tokenizer,
+    model: Model,
+    added: Mapping[int, tokenizers.AddedToken],
+    where: str,
 ) -> None:
     tokens: dict[int, tokenizers.AddedToken] = {}
     for i, (text, _, kind) in enumerate(model.pieces):
         if kind in (_UNKNOWN, _CONTROL) or (kind == _USER_DEFINED and _SPACE not in text):
             special = kind != _USER_DEFINED
             tokens[i] = tokenizers.AddedToken(text, normalized=False, special=special)
-    for text, i in _read(path.parent / "added_tokens.json").items():
-        tokens[int(i)] = tokenizers.AddedToken(text, normalized=False, special=False)
-    named = set(special_tokens(path.parent).values())
-    for i, entry in (config.get("added_tokens_decoder") or {}).items():
-        flags = {n: bool(entry.get(n)) for n in ("lstrip", "rstrip", "single_word", "normalized")}
-        special = bool(entry.get("special")) or entry["content"] in named
-        tokens[int(i)] = tokenizers.AddedToken(entry["content"], special=special, **flags)
+    add_tokens(backend, {**tokens, **added}, where)
+
+
+def add_tokens(
+    backend: tokenizers.Tokenizer, tokens: Mapping[int, tokenizers.AddedToken], where: str
+) -> None:
+    """Adds tokens by id. Raises ModelError where the library gives one another id."""
     for i, token in sorted(tokens.items()):
         (backend.add_special_tokens if token.special else backend.add_tokens)([token])
         if backend.token_to_id(token.content) != i:
             got = backend.token_to_id(token.content)
-            raise ModelError(f"{path}: added token {token.content!r} has id {i}, expected {got}")
+            raise ModelError(f"{where}: added token {token.content!r} has id {i}, expected {got}")
 
 
-def _set_ends(
-    backend: tokenizers.Tokenizer, model: _Model, config: Mapping[str, Any], path: Path
-) -> None:
+def _set_ends(backend: tokenizers.Tokenizer, model: Model, ends: Ends, where: str) -> None:
     """Sets the tokens that encoding puts around a text. Default: a BOS and no EOS."""
-    names = special_tokens(path.parent)
-    bos = names.get("bos_token", model.named(model.bos))
-    eos = names.get("eos_token", model.named(model.eos))
-    front = [bos] if config.get("add_bos_token", True) and bos else []
-    back = [eos] if config.get("add_eos_token", False) and eos else []
+    bos = ends.named.get("bos_token", model.named(model.bos))
+    eos = ends.named.get("eos_token", model.named(model.eos))
+    front = [bos] if ends.add_bos and bos else []
+    back = [eos] if ends.add_eos and eos else []
+    set_ends(backend, front, back, where)
+
+
+def set_ends(backend: tokenizers.Tokenizer, front: list[str], back: list[str], where: str) -> None:
+    """Sets the tokens that encoding puts around a text.
+
+    Raises:
+        ModelError: The vocabulary has no such token.
+    """
     ids = {text: backend.token_to_id(text) for text in front + back}
     if None in ids.values():
-        raise ModelError(f"{path}: special tokens {sorted(ids)}, expected tokens of the model")
+        raise ModelError(f"{where}: special tokens {sorted(ids)}, expected tokens of the model")
     if ids:
         backend.post_processor = processors.TemplateProcessing(
             single=[*front, "$A", *back], special_tokens=list(ids.items())
@@ -179,8 +241,8 @@ def _read(path: Path) -> dict[str, Any]:
     return read_json(path) if path.is_file() else {}
 
 
-def _parse(data: bytes) -> _Model:
-    model = _Model()
+def _parse(data: bytes) -> Model:
+    model = Model()
     for number, value in _fields(data):
         if number == 1:
             piece: dict[int, Any] = {2: b"\0\0\0\0", 3: _NORMAL, **dict(_fields(value))}
