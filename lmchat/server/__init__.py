@@ -1,8 +1,8 @@
 """The HTTP server: one ASGI app over an engine, in several API dialects.
 
 `create_app()` makes the app. A dialect is a folder or file of routes that turns its requests into
-calls of `AsyncChatEngine` and its results into replies; everything that dialects share (owners,
-errors, limits, event streams, metrics) is in the files of this folder.
+calls of `AsyncChatEngine` and its results into replies. `http` carries requests and answers,
+`dialects` has checks that dialects share; errors, metrics and state are files of this folder.
 
 Not here: sessions, generation and admission (`lmchat`), web pages (mounted by the caller), the
 command line.

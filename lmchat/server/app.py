@@ -13,9 +13,11 @@ import lmchat
 from lmchat.aio import AsyncChatEngine
 from lmchat.server import errors, health, openai, sessions
 from lmchat.server.config import MountedApp, ServerConfig
-from lmchat.server.event_stream import Disconnected
-from lmchat.server.exchange import CLIENT_CLOSED
-from lmchat.server.guard import Guard
+from lmchat.server.http.event_stream import Disconnected
+from lmchat.server.http.exchange import CLIENT_CLOSED
+from lmchat.server.http.guard import OPEN_PATHS, Guard
+from lmchat.server.http.mounts import MountRoute, running
+from lmchat.server.http.openapi import App
 from lmchat.server.inference import routes as inference
 from lmchat.server.loop_lag import watched
 from lmchat.server.responses import conversations
@@ -49,23 +51,30 @@ def create_app(
     Args:
         engine: a started engine. The caller closes it after the app has ended.
         config: the configuration; None: all defaults.
-        mounts: further ASGI apps.
+        mounts: further ASGI apps. They start and end with the server.
     """
     state = ServerState(engine, config or ServerConfig())
+    routes = tuple(map(MountRoute, mounts))
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         cleaning = asyncio.ensure_future(delete_forever(engine.sync))
         try:
             with watched(state.metrics.lagged):
-                yield
+                async with running(routes):
+                    yield
         finally:
             cleaning.cancel()
             await asyncio.wait({cleaning})
             state.metrics.close()
 
-    app = FastAPI(
-        title="lmchat", version=lmchat.__version__, redirect_slashes=False, lifespan=lifespan
+    app = App(
+        open_paths=OPEN_PATHS,
+        needs_key=bool(state.config.keys),
+        title="lmchat",
+        version=lmchat.__version__,
+        redirect_slashes=False,
+        lifespan=lifespan,
     )
     app.state.server = state
     errors.install(app)
@@ -73,9 +82,5 @@ def create_app(
         app.add_exception_handler(gone, no_answer)
     for router in ROUTERS:
         app.include_router(router)
-    own_logins = []
-    for mount in mounts:
-        app.mount(mount.path, mount.app)
-        if mount.own_login:
-            own_logins.append(app.router.routes[-1])
-    return Guard(app, state, tuple(own_logins))
+    app.router.routes.extend(routes)
+    return Guard(app, state, routes)

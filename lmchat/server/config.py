@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,8 @@ class Limits:
     Attributes:
         body: bytes of a request's body.
         import_body: bytes of an uploaded archive.
+        archives: archives of one owner that are exported or imported at once. Each has a temporary
+            file.
         bodies: bytes of all bodies of one owner, each until its request is answered.
         head: bytes of a request's line and headers.
         receive_seconds: time in which a request's head, and then each 64 KiB of its body, arrive.
@@ -38,12 +40,14 @@ class Limits:
         stop_bytes: bytes of one stop string.
         messages: messages of one request.
         prompts: prompts of one completion request.
+        counted: bytes of a text whose tokens are counted or returned.
         logit_bias: entries of `logit_bias`.
         sessions: sessions of one owner.
     """
 
     body: int = 8 << 20
     import_body: int = 1 << 30
+    archives: int = 2
     bodies: int = 256 << 20
     head: int = 16 << 10
     receive_seconds: float = 30.0
@@ -56,6 +60,7 @@ class Limits:
     stop_bytes: int = 256
     messages: int = 1024
     prompts: int = 64
+    counted: int = 1 << 20
     logit_bias: int = 1024
     sessions: int = 10_000
 
@@ -74,16 +79,24 @@ class Limits:
 class MountedApp:
     """A further ASGI app under a path.
 
+    Its bodies may have any type. Its open streams do not delay the end of the server.
+
     Attributes:
         path: the path below which it gets requests, such as "/chat" for "/chat/" and "/chat/x".
         app: the app.
-        own_login: whether it identifies its users itself. Otherwise it needs an API key as all
-            routes do.
+        own_login: whether it identifies its users itself. Its requests then have no owner.
+            Otherwise it needs an API key as all routes do.
+        body: bytes of a request's body, which the app reads in pieces. None: `Limits.body`, and
+            bodies count towards `Limits.bodies`, those of an app with its own login together.
+        claims: returns whether a path is the app's; other paths get the server's 401, 404 or 405.
+            None: all paths below `path` that no route of the server has.
     """
 
     path: str
     app: ASGIApp
     own_login: bool = False
+    body: int | None = None
+    claims: Callable[[str], bool] | None = None
 
 
 @dataclass(frozen=True)

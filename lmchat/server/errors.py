@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -75,6 +76,16 @@ class HttpError(HTTPException):
 
     def __str__(self) -> str:
         return str(self.detail)
+
+
+@contextlib.contextmanager
+def in_field(name: str) -> Iterator[None]:
+    """Names the field of a body in refusals that name none, such as those of an absent object."""
+    try:
+        yield
+    except HttpError as error:
+        error.param = error.param or name
+        raise
 
 
 def status_of(error: BaseException) -> int:
@@ -186,7 +197,7 @@ def _type(status: int) -> str:
 def _invalid(error: RequestValidationError) -> HttpError:
     """Returns a refusal that names the first wrong field, its value and what is expected."""
     first = error.errors()[0]
-    place = [part for part in first["loc"] if part not in ("body", "query", "path")]
+    place = first["loc"][1:]  # after "body", "query", "path" or "header"
     field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
     field = bounded(field.removeprefix("."), MAX_PARAM)
     if first["type"] == "json_invalid":

@@ -113,12 +113,26 @@ class Metrics:
             "http_responses", "Responses by status; 499: the client disconnected before.",
             "status", [*map(str, _STATUSES), "other"],
         )  # fmt: skip
+        self._taken_over = self._counter(
+            "sessions_taken_over", "Turns of sessions that another process had before."
+        )
+        self._taken_over_loaded = self._counter(
+            "taken_over_loaded_tokens", "Tokens whose KV these turns loaded from a lower tier."
+        )
+        self._taken_over_computed = self._counter(
+            "taken_over_recomputed_tokens",
+            "Tokens of the sessions that these turns computed again.",
+        )
         self._registry.register(_EngineCollector(engine, model_name))
 
     def _histogram(self, name: str, about: str, buckets: Iterable[float]) -> Histogram:
         found = Histogram(
             PREFIX + name, about, ["model_name"], registry=self._registry, buckets=tuple(buckets)
         )
+        return found.labels(self._model_name)
+
+    def _counter(self, name: str, about: str) -> Counter:
+        found = Counter(PREFIX + name, about, ["model_name"], registry=self._registry)
         return found.labels(self._model_name)
 
     def _counters(
@@ -133,13 +147,14 @@ class Metrics:
         """Records that tokens of a choice arrived, so long after the ones before them."""
         self._between.observe(seconds)
 
-    def ended(self, reply: Reply, known_tokens: int | None = None) -> None:
+    def ended(self, reply: Reply, known_tokens: int | None = None, has_moved: bool = False) -> None:
         """Records the end of a generation.
 
         Args:
             reply: the reply.
             known_tokens: tokens of the prompt that its session had before the turn; None: it is of
                 no session.
+            has_moved: whether another process had the session's lease before.
         """
         usage, timings = reply.usage, reply.timings
         if reply.token_ids:
@@ -156,6 +171,10 @@ class Metrics:
             # The token sampled last never had KV, so it is not computed again.
             missing = max(0, known_tokens - 1 - usage.cached_tokens)
             self._recomputed.observe(missing)
+            if has_moved:
+                self._taken_over.inc()
+                self._taken_over_loaded.inc(usage.loaded_tokens)
+                self._taken_over_computed.inc(missing)
             if reply.token_ids and (missing or usage.loaded_tokens):
                 self._resumed.observe(timings.ttft)
 
@@ -238,9 +257,8 @@ class _EngineCollector(Collector):
 
 def gauges(engine: ChatEngine, stats: Stats) -> Gauges:
     """Returns what is so now: requests, pages, sessions, bytes."""
-    used = stats.pages_total - stats.pages_free
-    page = stats.cache_bytes / max(1, stats.pages_total)
-    tiers = {"device": used * page, **{k: float(t.bytes) for k, t in stats.tiers.items()}}
+    device = sum((group.total - group.free) * group.page_bytes for group in stats.groups)
+    tiers = {"device": float(device), **{k: float(t.bytes) for k, t in stats.tiers.items()}}
     queue = queue_of(engine)
     states = {str(state): 0.0 for state in State if state is not State.CLOSED}
     for state, number in engine.session_states().items():
@@ -250,9 +268,10 @@ def gauges(engine: ChatEngine, stats: Stats) -> Gauges:
         ("num_requests_waiting", "Requests in the queue.", "", _one(queue["waiting"])),
         (
             "kv_cache_usage_perc",
-            "Share of the KV pages of the device that requests and sessions use, 0 to 1.",
+            "Share of the KV pages of the device that requests and sessions use, 0 to 1: of the "
+            "layers with full attention or with windows, the fuller ones.",
             "",
-            _one(stats.pages_referenced / max(1, stats.pages_total)),
+            _one(max(group.referenced / group.total for group in stats.groups)),
         ),
         ("sessions", "Open sessions by activity.", "state", states),
         ("kv_bytes", "Bytes of KV by tier.", "tier", tiers),

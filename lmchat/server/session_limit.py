@@ -1,4 +1,8 @@
-"""The bound of sessions that one owner can have."""
+"""The bound of sessions that one owner can have.
+
+At the bound the responses that were unused for the longest time make room: programs do not know
+that each stored response is a session.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from collections.abc import Iterator
 
 from lmchat.engine import ChatEngine
 from lmchat.server.errors import HttpError
+from lmchat.server.responses.cleanup import delete_oldest
 
 
 class SessionLimit:
@@ -22,8 +27,16 @@ class SessionLimit:
     def __init__(self, engine: ChatEngine, most: int) -> None:
         self._engine = engine
         self._most = most
+        self._batch = max(1, most // 100)  # responses deleted at once, as finding them takes time
         self._lock = threading.Lock()
+        self._evicting = threading.Lock()
         self._pending: Counter[str] = Counter()  # sessions being created, by owner
+
+    def _reserved(self, owner: str) -> bool:
+        with self._lock:
+            has_room = self._engine.count_sessions(owner) + self._pending[owner] < self._most
+            self._pending[owner] += has_room
+            return has_room
 
     @contextlib.contextmanager
     def room(self, owner: str) -> Iterator[None]:
@@ -32,14 +45,17 @@ class SessionLimit:
         Raises:
             HttpError: the owner has as many as it can have.
         """
-        with self._lock:
-            if self._engine.count_sessions(owner) + self._pending[owner] >= self._most:
+        if not self._reserved(owner):
+            with self._evicting:
+                is_reserved = self._reserved(owner)
+                if not is_reserved and delete_oldest(self._engine, owner, self._batch):
+                    is_reserved = self._reserved(owner)
+            if not is_reserved:
                 raise HttpError(
                     400,
                     f"the owner has {self._most} sessions, which is the limit; delete some",
                     code="too_many_sessions",
                 )
-            self._pending[owner] += 1
         try:
             yield
         finally:

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import PurePath
-from typing import cast
+from typing import Any, TypeVar, cast
 
 from starlette.requests import HTTPConnection
 
 from lmchat.aio import AsyncChatEngine
+from lmchat.server.archive_limit import ArchiveLimit
 from lmchat.server.config import Limits, ServerConfig
-from lmchat.server.held_bodies import HeldBodies
+from lmchat.server.http.held_bodies import HeldBodies
+from lmchat.server.keyed_locks import KeyedLocks
 from lmchat.server.metrics import Metrics
 from lmchat.server.session_limit import SessionLimit
+
+Part = TypeVar("Part")
+
+OWNER = "lmchat.owner"
+"""Name in an ASGI scope of the request's owner."""
+STATE = "lmchat.state"
+"""Name in an ASGI scope of the server's state, for mounted apps that set it."""
 
 
 class ServerState:
@@ -39,6 +49,22 @@ class ServerState:
         engine.sync.observe(self.metrics)
         self.session_limit = SessionLimit(engine.sync, config.limits.sessions)
         """Bounds the sessions that clients create."""
+        self.names = KeyedLocks()
+        """Locks of the names under which sessions are created, by owner and name."""
+        self.archive_limit = ArchiveLimit(config.limits.archives)
+        """Bounds the archives that clients export and import."""
+        self._parts: dict[type, Any] = {}
+
+    def part(self, kind: type[Part], make: Callable[[], Part] | None = None) -> Part:
+        """Returns what the routes of one dialect share. For the event loop's thread.
+
+        Args:
+            kind: its class.
+            make: makes it at the first call; None: `kind` does.
+        """
+        if kind not in self._parts:
+            self._parts[kind] = (make or kind)()
+        return cast(Part, self._parts[kind])
 
     @property
     def limits(self) -> Limits:
@@ -63,4 +89,4 @@ def owner_of(connection: HTTPConnection) -> str:
     Objects of other owners then raise the same `NotFound` as objects that do not exist, and the
     answers are identical.
     """
-    return cast(str, connection.scope["lmchat.owner"])
+    return cast(str, connection.scope[OWNER])

@@ -10,6 +10,7 @@ from pydantic_core import from_json
 
 from lmchat.generation.settings import SETTINGS
 from lmchat.server.config import Limits
+from lmchat.server.dialects.limits import check_limits
 from lmchat.server.errors import HttpError
 
 DEFAULT_MAX_TOKENS = 16
@@ -38,6 +39,8 @@ _NAMES = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "stop"
 _SETTINGS = frozenset({*SETTINGS, *_NAMES}) - {"logprobs", "n"}
 _TEXTS = frozenset({"stop", "stop_strings", "bad_words"})
 _MOST_SETTINGS = 64
+MAX_NESTED = 64 << 10
+"""Most characters of JSON inside of JSON, which is parsed on the event loop."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ def prompt_request(
             raise HttpError(400, f"unknown input {name!r}, expected one of {expected}", param=name)
     prompts = inputs.get("text_input", [])
     if not prompts:
-        raise HttpError(400, "text_input is missing, expected a text", param="text_input")
+        raise HttpError(400, "text_input is missing, expected a string", param="text_input")
     if len(prompts) > limits.prompts:
         raise HttpError(400, f"{len(prompts)} prompts are given, expected at most {limits.prompts}")
     parameters = dict(parameters)
@@ -100,34 +103,13 @@ def prompt_request(
     )
 
 
-def check_limits(settings: Mapping[str, Any], limits: Limits) -> None:
-    """Refuses settings above the server's bounds."""
-    stops = settings.get("stop_strings") or ()
-    stops = (stops,) if isinstance(stops, str) else stops
-    if isinstance(stops, list | tuple):
-        if len(stops) > limits.stop_strings:
-            raise HttpError(
-                400, f"{len(stops)} stop strings are given, expected at most {limits.stop_strings}"
-            )
-        if any(isinstance(one, str) and len(one.encode()) > limits.stop_bytes for one in stops):
-            raise HttpError(
-                400, f"a stop string is too long, expected at most {limits.stop_bytes} bytes"
-            )
-    for name in ("logit_bias", "bad_words", "stop_token_ids", "eos_token_ids"):
-        given = settings.get(name)
-        if isinstance(given, list | dict) and len(given) > limits.logit_bias:
-            raise HttpError(
-                400, f"{name} has {len(given)} entries, expected at most {limits.logit_bias}"
-            )
-
-
 def _flag(name: str, inputs: Mapping[str, list[Any]], parameters: dict[str, Any]) -> bool | None:
     values = [*inputs.get(name, ())]
     if name in parameters:
         values.append(parameters.pop(name))
     for value in values:
         if not isinstance(value, bool):
-            raise HttpError(400, f"{name} is no true or false", param=name)
+            raise HttpError(400, f"{name} is neither true nor false", param=name)
     return values[-1] if values else None
 
 
@@ -135,12 +117,24 @@ def _sampling_parameters(inputs: Mapping[str, list[Any]]) -> dict[str, Any]:
     given = inputs.get("sampling_parameters") or ["{}"]
     if len(given) > 1:
         raise HttpError(400, "sampling_parameters has several values, expected one")
-    try:
-        found = from_json(given[0], allow_inf_nan=False) if given[0] else {}
-    except (ValueError, TypeError) as error:
-        raise HttpError(400, "sampling_parameters is no JSON", code="invalid_json") from error
+    found = given[0]
+    if isinstance(found, str):
+        if len(found) > MAX_NESTED:  # its values are not counted as those of the body are
+            raise HttpError(
+                413,
+                f"sampling_parameters has {len(found)} characters, expected at most {MAX_NESTED}",
+                param="sampling_parameters",
+                code="too_many_values",
+            )
+        try:
+            found = from_json(found, allow_inf_nan=False) if found else {}
+        except ValueError as error:
+            raise HttpError(400, "sampling_parameters is not JSON", code="invalid_json") from error
     if not isinstance(found, dict):
-        raise HttpError(400, "sampling_parameters is no JSON object", param="sampling_parameters")
+        raise HttpError(
+            400, "sampling_parameters is not a JSON object", param="sampling_parameters"
+        )
+    _check_number(found)
     return _settings({k: v if k in _TEXTS else _spelled(v) for k, v in found.items()})
 
 
@@ -158,8 +152,7 @@ def _spelled(value: Any) -> Any:
 
 
 def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    if len(given) > _MOST_SETTINGS:
-        raise HttpError(400, f"{len(given)} parameters, expected at most {_MOST_SETTINGS}")
+    _check_number(given)
     found: dict[str, Any] = {}
     for name, value in given.items():
         if name not in _SETTINGS:
@@ -167,3 +160,8 @@ def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
         if value is not None:
             found[_NAMES.get(name, name)] = value
     return found
+
+
+def _check_number(given: Mapping[str, Any]) -> None:
+    if len(given) > _MOST_SETTINGS:
+        raise HttpError(400, f"{len(given)} parameters, expected at most {_MOST_SETTINGS}")

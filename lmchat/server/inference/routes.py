@@ -5,29 +5,61 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from starlette.responses import JSONResponse
 
 from lmchat.aio_stream import AsyncReplyStream
 from lmchat.errors import Error
 from lmchat.generation.generation import Delta, Reply
 from lmchat.server.errors import HttpError, error_object
-from lmchat.server.event_stream import EventStream, answered, event
-from lmchat.server.guard import shutting_down
+from lmchat.server.http.event_stream import EventStream, answered, event
+from lmchat.server.http.guard import shutting_down
+from lmchat.server.http.json_body import parsed
 from lmchat.server.inference import metadata, tensors
 from lmchat.server.inference.prompt_settings import PromptRequest, prompt_request
-from lmchat.server.json_body import parsed
 from lmchat.server.state import ServerState, owner_of, state_of
 
-_MODEL = "/v2/models/{model}"
-_VERSION = _MODEL + "/versions/{version}"
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
+
 _PARAMETERS_FIRST = ("id", "parameters")
 
 
 router = APIRouter(tags=["Open Inference Protocol"])
+
+
+async def _check_model(request: Request, model: str) -> None:
+    """Refuses the name of another model."""
+    await _check_version(request, model, metadata.VERSION)
+
+
+async def _check_version(request: Request, model: str, version: str) -> None:
+    """Refuses the name of another model, and another version of it."""
+    name = state_of(request).model_name
+    if model != name or version != metadata.VERSION:
+        raise HttpError(404, f"unknown model or version, expected {name!r} {metadata.VERSION}")
+
+
+_PATH = "/v2/models/{model}"
+_PATHS: dict[str, Callable[..., Any]] = {
+    _PATH: _check_model,
+    _PATH + "/versions/{version}": _check_version,
+}
+
+
+def _of_model(method: str, ending: str = "", **options: Any) -> Callable[[Endpoint], Endpoint]:
+    """Adds a route below the path of the model, and below that of its version."""
+
+    def add(endpoint: Endpoint) -> Endpoint:
+        for path, check in _PATHS.items():
+            router.add_api_route(
+                path + ending, endpoint, methods=[method], dependencies=[Depends(check)], **options
+            )
+        return endpoint
+
+    return add
 
 
 @router.get("/v2/health/live")
@@ -49,35 +81,30 @@ async def server_metadata() -> JSONResponse:
     return JSONResponse(metadata.server())
 
 
-@router.get(_MODEL)
-@router.get(_VERSION)
+@_of_model("GET")
 async def model_metadata(request: Request) -> JSONResponse:
     """Returns the model's inputs and outputs."""
-    return JSONResponse(metadata.model(_model(request)))
+    return JSONResponse(metadata.model(state_of(request).model_name))
 
 
-@router.get(_MODEL + "/ready")
-@router.get(_VERSION + "/ready")
+@_of_model("GET", "/ready")
 async def model_ready(request: Request) -> JSONResponse:
     """Returns 200 while the model takes requests."""
-    _model(request)
     _check_accepting(state_of(request))
     return JSONResponse({})
 
 
-@router.get(_MODEL + "/config")
-@router.get(_VERSION + "/config")
+@_of_model("GET", "/config")
 async def model_config(request: Request) -> JSONResponse:
     """Returns the model's configuration in Triton's form."""
     batch = state_of(request).engine.sync.core.max_batch_size
-    return JSONResponse(metadata.config(_model(request), batch))
+    return JSONResponse(metadata.config(state_of(request).model_name, batch))
 
 
-@router.post(_MODEL + "/infer", openapi_extra=metadata.INFER)
-@router.post(_VERSION + "/infer", openapi_extra=metadata.INFER)
+@_of_model("POST", "/infer", openapi_extra=metadata.INFER)
 async def infer(request: Request) -> Response:
     """Continues each text of `text_input`. Tensors are JSON or bytes after the JSON."""
-    name, state = _model(request), state_of(request)
+    state = state_of(request)
     state.engine.check_capacity(owner_of(request))
     header = request.headers.get(tensors.HEADER_LENGTH)
     given = await tensors.parse(await request.body(), header, state.limits.prompts)
@@ -89,7 +116,7 @@ async def infer(request: Request) -> Response:
         wanted.settings["logprobs"] = 0
     replies = await answered(request, _replies(state, owner_of(request), wanted))
     columns = _outputs(wanted, replies)
-    head = {"model_name": name, "model_version": metadata.VERSION}
+    head = {"model_name": state_of(request).model_name, "model_version": metadata.VERSION}
     if given.id:
         head["id"] = given.id
     body, length = tensors.encode(
@@ -108,13 +135,12 @@ async def infer(request: Request) -> Response:
     )
 
 
-@router.post(_MODEL + "/generate", openapi_extra=metadata.GENERATE)
-@router.post(_VERSION + "/generate", openapi_extra=metadata.GENERATE)
+@_of_model("POST", "/generate", openapi_extra=metadata.GENERATE)
 async def generate(request: Request) -> JSONResponse:
     """Continues one text. Settings are in `parameters` or beside `text_input`."""
-    name, state = _model(request), state_of(request)
+    state = state_of(request)
     state.engine.check_capacity(owner_of(request))
-    head, wanted = await _generate_request(request, name)
+    head, wanted = await _generate_request(request)
     if wanted.stream:
         raise HttpError(400, "stream is true, expected false; use generate_stream", param="stream")
     replies = await answered(request, _replies(state, owner_of(request), wanted))
@@ -124,43 +150,43 @@ async def generate(request: Request) -> JSONResponse:
     )
 
 
-@router.post(_MODEL + "/generate_stream", openapi_extra=metadata.GENERATE)
-@router.post(_VERSION + "/generate_stream", openapi_extra=metadata.GENERATE)
+@_of_model("POST", "/generate_stream", openapi_extra=metadata.GENERATE)
 async def generate_stream(request: Request) -> EventStream:
     """Continues one text as server-sent events, each with the next part of `text_output`."""
-    name, state = _model(request), state_of(request)
+    state = state_of(request)
     state.engine.check_capacity(owner_of(request))
-    head, wanted = await _generate_request(request, name, stream=True)
+    head, wanted = await _generate_request(request, stream=True)
     stream = state.engine.stream(wanted.prompts[0], owner=owner_of(request), **wanted.settings)
     await _begun(request, stream)
     return EventStream.of(request, _events(head, wanted, stream))
 
 
 async def _generate_request(
-    request: Request, name: str, stream: bool = False
+    request: Request, stream: bool = False
 ) -> tuple[dict[str, Any], PromptRequest]:
     """Returns the fields that every response repeats, and the request."""
     given = await parsed(await request.body())
     if not isinstance(given, dict):
-        raise HttpError(400, "the body is no JSON object, expected one with 'text_input'")
+        raise HttpError(400, "the body is not a JSON object, expected one with 'text_input'")
     nested = given.get("parameters") or {}
     if not isinstance(nested, dict):
-        raise HttpError(400, "parameters is no JSON object", param="parameters")
+        raise HttpError(400, "parameters is not a JSON object", param="parameters")
     text = given.get("text_input")
     text = text[0] if isinstance(text, list) and len(text) == 1 else text
     if not isinstance(text, str):
-        raise HttpError(400, "text_input is missing, expected a text", param="text_input")
+        raise HttpError(400, "text_input is missing, expected a string", param="text_input")
     beside = {k: v for k, v in given.items() if k not in ("text_input", *_PARAMETERS_FIRST)}
     parameters = {**nested, **beside}
     inputs: dict[str, list[Any]] = {"text_input": [text]}
     sampling = parameters.pop("sampling_parameters", None)
     if sampling is not None:
-        inputs["sampling_parameters"] = [
-            json.dumps(sampling) if isinstance(sampling, dict) else sampling
-        ]
+        inputs["sampling_parameters"] = [sampling]
     if stream and parameters.setdefault("stream", True) is False:
         raise HttpError(400, "stream is false, expected true; use generate", param="stream")
-    head: dict[str, Any] = {"model_name": name, "model_version": metadata.VERSION}
+    head: dict[str, Any] = {
+        "model_name": state_of(request).model_name,
+        "model_version": metadata.VERSION,
+    }
     if given.get("id"):
         head["id"] = str(given["id"])[:256]
     return head, prompt_request(inputs, parameters, state_of(request).limits)
@@ -230,19 +256,6 @@ def _requested(given: tensors.InferRequest, wanted: PromptRequest) -> tuple[tens
             expected = ", ".join(metadata.OUTPUTS)
             raise HttpError(400, f"unknown output {one.name[:100]!r}, expected one of {expected}")
     return given.outputs
-
-
-def _model(request: Request) -> str:
-    """Returns the served model's name.
-
-    Raises:
-        HttpError: the path has another name or version.
-    """
-    name = state_of(request).model_name
-    asked, version = request.path_params["model"], request.path_params.get("version")
-    if asked != name or version not in (None, metadata.VERSION):
-        raise HttpError(404, f"unknown model or version, expected {name!r} {metadata.VERSION}")
-    return name
 
 
 def _check_accepting(state: ServerState) -> None:

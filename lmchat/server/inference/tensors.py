@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmchat.server.errors import HttpError
-from lmchat.server.json_body import parsed
+from lmchat.server.http.json_body import parsed
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 """Header with the length of the JSON object in a body that has bytes after it."""
@@ -65,14 +65,14 @@ async def parse(body: bytes, header_length: str | None, most: int) -> InferReque
     end = _json_end(body, header_length)
     given = await parsed(body[:end])
     if not isinstance(given, dict):
-        raise HttpError(400, "the body is no JSON object, expected one with 'inputs'")
+        raise HttpError(400, "the body is not a JSON object, expected one with 'inputs'")
     for name in given.keys() - {"id", "inputs", "outputs", "parameters"}:
         raise HttpError(400, f"{name[:100]!r} is not supported", param=name[:100])
     parameters = _mapping(given.get("parameters"), "parameters")
     is_binary = parameters.pop("binary_data_output", False)
     request_id = given.get("id", "")
     if not isinstance(request_id, str) or len(request_id) > 256:
-        raise HttpError(400, "id is wrong, expected a text of at most 256 characters", param="id")
+        raise HttpError(400, "id is wrong, expected a string of at most 256 characters", param="id")
     outputs = given.get("outputs")
     return InferRequest(
         id=request_id,
@@ -118,7 +118,7 @@ def _json_end(body: bytes, header_length: str | None) -> int:
 
 def _mapping(given: Any, what: str) -> dict[str, Any]:
     if given is not None and not isinstance(given, dict):
-        raise HttpError(400, f"{what} is no JSON object", param=what)
+        raise HttpError(400, f"{what} is not a JSON object", param=what)
     return dict(given or {})
 
 
@@ -157,7 +157,7 @@ def _inputs(given: Any, binary: memoryview, most: int) -> dict[str, Values]:
 def _described(tensor: Any) -> tuple[str, str, int]:
     """Returns a tensor's name, data type and number of values."""
     if not isinstance(tensor, dict):
-        raise HttpError(400, "an input is no JSON object", param="inputs")
+        raise HttpError(400, "an input is not a JSON object", param="inputs")
     name, datatype, shape = tensor.get("name"), tensor.get("datatype"), tensor.get("shape")
     if not isinstance(name, str) or len(name) > 100:
         raise HttpError(400, "an input has no name", param="inputs")
@@ -168,7 +168,7 @@ def _described(tensor: Any) -> tuple[str, str, int]:
         )
     count = 1
     if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS:
-        raise HttpError(400, f"shape of input {name!r} is no list", param=name)
+        raise HttpError(400, f"shape of input {name!r} is not a list", param=name)
     for length in shape:
         if isinstance(length, bool) or not isinstance(length, int) or not 0 <= length < 1 << 31:
             raise HttpError(400, f"shape of input {name!r} is wrong", param=name)
@@ -221,7 +221,7 @@ def _unpacked(name: str, datatype: str, data: memoryview, count: int) -> Values:
         try:
             found.append(str(data[at + 4 : at + 4 + length], "utf-8"))
         except UnicodeDecodeError as error:
-            raise HttpError(400, f"input {name!r} is no UTF-8", param=name) from error
+            raise HttpError(400, f"input {name!r} is not UTF-8", param=name) from error
         at += 4 + length
     return found
 

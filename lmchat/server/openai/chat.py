@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Header, Request
 from fastapi import Body as BodyOf
 from pydantic import Field
 from starlette.responses import Response
 
 from lmchat.generation.reply import Reply
-from lmchat.server.body import JsonRoute
-from lmchat.server.config import Limits
+from lmchat.server.http.body import JsonRoute
 from lmchat.server.openai.chunks import ChatChunks, compact, names_of
 from lmchat.server.openai.durable import SessionTurn, session_turn
 from lmchat.server.openai.envelope import envelope_of
@@ -70,11 +69,9 @@ class ChatFields(SamplingBody):
         """Returns the longest reply, in tokens; None: the model's default."""
         return self.max_completion_tokens or self.max_tokens
 
-    def logprobs_wanted(self, limits: Limits) -> int | None:
+    def logprobs_wanted(self) -> int | None:
         """Returns the number of alternatives per token; None: no log-probabilities at all."""
         top = self.top_logprobs or 0
-        if top > limits.top_logprobs:
-            raise refusal("top_logprobs", shown(top), f"at most {limits.top_logprobs}")
         if top and not self.logprobs:
             raise refusal("top_logprobs", shown(top), "logprobs to be true with it")
         return top if self.logprobs else None
@@ -107,7 +104,9 @@ class ChatBody(ChatFields):
 
 @router.post("/chat/completions")
 async def chat_completions(
-    request: Request, body: Annotated[ChatBody, BodyOf(openapi_examples=CHAT)]
+    request: Request,
+    body: Annotated[ChatBody, BodyOf(openapi_examples=CHAT)],
+    x_session_id: Annotated[str | None, Header()] = None,
 ) -> Response:
     """Answers a conversation, as OpenAI's and vLLM's route of this name."""
     state, owner = state_of(request), owner_of(request)
@@ -116,7 +115,7 @@ async def chat_completions(
     messages = await plain_messages(body.messages, state)
     variables = template_variables(body.chat_template_kwargs)
     continues = body.continues()
-    session = body.session or request.headers.get(SESSION_HEADER)
+    session = body.session or x_session_id
     turn: SessionTurn | None = None
     if session is not None:
         turn = await session_turn(state, owner, session, messages, continues, variables, settings)

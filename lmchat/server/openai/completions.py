@@ -10,9 +10,10 @@ from pydantic import Field
 from starlette.responses import Response
 
 from lmchat.aio_threads import shared
+from lmchat.engine import ChatEngine
 from lmchat.generation.reply import Reply
-from lmchat.server.body import JsonRoute
 from lmchat.server.config import Limits
+from lmchat.server.http.body import JsonRoute
 from lmchat.server.openai.chunks import CompletionChunks, compact, names_of
 from lmchat.server.openai.envelope import envelope_of
 from lmchat.server.openai.examples import COMPLETION
@@ -26,7 +27,6 @@ from lmchat.server.openai.results import (
 )
 from lmchat.server.openai.sampling import SamplingBody, refusal, unsupported
 from lmchat.server.state import owner_of, state_of
-from lmchat.text.tokenizer import Tokenizer
 from turbomind.shown import shown
 
 router = APIRouter(prefix="/v1", tags=["openai"], route_class=JsonRoute)
@@ -45,6 +45,8 @@ class CompletionBody(SamplingBody):
         "suffix": ("",),
     }
 
+    FIELDS: ClassVar[dict[str, str]] = {**SamplingBody.FIELDS, "logprobs": "logprobs"}
+
     prompt: Any = Field(description="A text, a list of texts, token ids, or a list of these.")
     logprobs: Annotated[int, Field(ge=0)] | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None
@@ -56,10 +58,8 @@ class CompletionBody(SamplingBody):
         """Returns the longest completion, in tokens."""
         return self.max_tokens or max(DEFAULT_TOKENS, self.min_tokens or 0)
 
-    def logprobs_wanted(self, limits: Limits) -> int | None:
+    def logprobs_wanted(self) -> int | None:
         """Returns the number of alternatives per token; None: no log-probabilities at all."""
-        if self.logprobs is not None and self.logprobs > limits.top_logprobs:
-            raise refusal("logprobs", shown(self.logprobs), f"at most {limits.top_logprobs}")
         return self.logprobs
 
     def prompts(self, limits: Limits, max_context: int) -> list[str | list[int]]:
@@ -79,14 +79,16 @@ class CompletionBody(SamplingBody):
         found = [given] if is_one else given
         if not isinstance(found, list) or not 1 <= len(found) <= limits.prompts:
             seen = f"{len(found)} prompts" if isinstance(found, list) else shown(found)
-            raise refusal("prompt", seen, f"a text, token ids, or a list of 1 to {limits.prompts}")
+            raise refusal(
+                "prompt", seen, f"a string, token ids, or a list of 1 to {limits.prompts}"
+            )
         for i, prompt in enumerate(found):
             name = "prompt" if is_one else f"prompt[{i}]"
             if _is_list(prompt) and len(prompt) > max_context:
                 most = f"at most {max_context}"
                 raise refusal(name, f"{len(prompt)} tokens", most, "context_length_exceeded")
             if not (isinstance(prompt, str) or _is_list(prompt)) or not prompt:
-                raise refusal(name, shown(prompt), "a text or token ids, not empty")
+                raise refusal(name, shown(prompt), "a string or token ids, not empty")
         return found
 
 
@@ -108,7 +110,7 @@ async def completions(
         raise refusal("n", seen, f"at most {state.limits.prompts} choices of all prompts together")
     state.engine.sync.check_capacity(owner)
     if body.add_special_tokens is False:
-        prompts = await shared.run(_encoded, state.engine.tokenizer, prompts)
+        prompts = await shared.run(_encoded, state.engine.sync, prompts)
     streams = [state.engine.stream(prompt, owner=owner, **settings) for prompt in prompts]
     parts = Parts(streams, body.choices)
     envelope = envelope_of(state, new_id("cmpl", body.request_id), "text_completion")
@@ -128,12 +130,15 @@ async def completions(
     return await answer(envelope, choices, replies, in_thread=names is not None)
 
 
-def _encoded(tokenizer: Tokenizer, prompts: list[str | list[int]]) -> list[str | list[int]]:
+def _encoded(engine: ChatEngine, prompts: list[str | list[int]]) -> list[str | list[int]]:
     """Returns the prompts as token ids, without the tokenizer's own tokens."""
-    return [
-        tokenizer.encode(prompt, add_special_tokens=False) if isinstance(prompt, str) else prompt
-        for prompt in prompts
-    ]
+    found: list[str | list[int]] = []
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            engine.tokenizer.check_fits([prompt], engine.max_context)
+            prompt = engine.tokenizer.encode(prompt, add_special_tokens=False)
+        found.append(prompt)
+    return found
 
 
 def _choice(index: int, reply: Reply, names: TokenNames | None, top: int) -> Fields:

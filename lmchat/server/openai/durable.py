@@ -121,7 +121,7 @@ def _created(state: ServerState, owner: str, name: str, system: str | None) -> S
     engine = state.engine.sync
     engine.check_capacity(owner)  # a session whose first turn is refused is not created
     try:
-        with state.session_limit.room(owner):
+        with state.names.holding((owner, name)), state.session_limit.room(owner):
             return engine.session(name, owner=owner, system=system)
     except InvalidRequest as error:
         raise HttpError(400, str(error), param="messages[0]") from None

@@ -7,17 +7,15 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from lmchat.aio_threads import shared
-from lmchat.server.body import Body
+from lmchat.server.dialects.limits import Parts, check_variables
 from lmchat.server.errors import HttpError, bounded
+from lmchat.server.http.body import Body
 from lmchat.server.openai.sampling import refusal, unsupported
 from lmchat.server.state import ServerState
 from lmchat.store.turns import Message
 from turbomind.shown import shown
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
-
-MAX_VALUES = 1024
-"""Most values in `chat_template_kwargs`. A template may walk through all of them."""
 
 _RESERVED = ("messages", "add_generation_prompt", "tools", "documents", "now", "strftime_now")
 
@@ -35,16 +33,18 @@ class ChatMessage(Body):
     reasoning_content: str | None = None
     reasoning: str | None = Field(None, description="Another name of reasoning_content.")
 
-    def plain(self, at: int) -> Message:
+    def plain(self, at: int, parts: Parts) -> Message:
         """Returns the message as the engine takes it.
 
         Args:
             at: its index, for errors.
+            parts: counts the parts of its content.
 
         Raises:
             HttpError: the content has parts that are no text, or is missing.
         """
-        text = text_of(self.content, f"messages[{at}].content", self.role == "assistant")
+        field = f"messages[{at}].content"
+        text = text_of(self.content, field, parts, self.role == "assistant")
         found: Message = {"role": self.role, "content": text}
         thought = self.reasoning_content or self.reasoning
         if thought and self.role != "assistant":
@@ -66,16 +66,17 @@ Messages = Annotated[list[ChatMessage], Field(max_length=1 << 14, fail_fast=True
 list is bounded, of whose messages each would be an error of its own."""
 
 
-def text_of(content: Any, field: str, may_be_missing: bool = False) -> str:
+def text_of(content: Any, field: str, parts: Parts, may_be_missing: bool = False) -> str:
     """Returns the text of a message's content: a string, or text parts joined by newlines.
 
     Args:
         content: the content.
         field: its name, for errors.
+        parts: counts its parts.
         may_be_missing: whether None is an empty text.
 
     Raises:
-        HttpError: it is something else, such as an image.
+        HttpError: it is something else, such as an image, or the request has too many parts.
     """
     if isinstance(content, str):
         return content
@@ -84,7 +85,8 @@ def text_of(content: Any, field: str, may_be_missing: bool = False) -> str:
     if content is None:
         raise HttpError(400, f"{field} is missing", param=field, code="missing_field")
     if not isinstance(content, list):
-        raise refusal(field, shown(content), "a text or a list of text parts")
+        raise refusal(field, shown(content), "a string or a list of text parts")
+    parts.add(content, field)
     return "\n".join(_part(part, f"{field}[{i}]") for i, part in enumerate(content))
 
 
@@ -102,7 +104,7 @@ def _part(part: Any, field: str) -> str:
         )
     text = part.get("text")
     if not isinstance(text, str):
-        raise refusal(f"{field}.text", shown(text), "a text")
+        raise refusal(f"{field}.text", shown(text), "a string")
     return text
 
 
@@ -116,7 +118,8 @@ async def plain_messages(messages: list[ChatMessage], state: ServerState) -> lis
     most = state.limits.messages
     if not 1 <= len(messages) <= most:
         raise refusal("messages", f"{len(messages)} messages", f"1 to {most}")
-    found = [message.plain(i) for i, message in enumerate(messages)]
+    parts = Parts(most)
+    found = [message.plain(i, parts) for i, message in enumerate(messages)]
     asked = [message for message in found if message["role"] == "developer"]
     # The first use renders the template some times.
     if asked and not (await shared.run(lambda: state.engine.template_info)).developer:
@@ -129,25 +132,10 @@ def template_variables(given: dict[str, Any] | None) -> dict[str, Any] | None:
     """Returns the variables that `chat_template_kwargs` sets.
 
     Raises:
-        HttpError: one has a name that the server sets itself.
+        HttpError: one has a name that the server sets itself, or they are too many.
     """
     for name in given or ():
         if name in _RESERVED:
             raise unsupported(f"chat_template_kwargs.{name}", "the server sets this variable")
-    if _values(given, MAX_VALUES) > MAX_VALUES:
-        seen, most = f"more than {MAX_VALUES} values", f"at most {MAX_VALUES}"
-        raise refusal("chat_template_kwargs", seen, most)
+    check_variables(given, "chat_template_kwargs")
     return given
-
-
-def _values(value: Any, most: int) -> int:
-    """Returns the number of values at any depth, counted up to a bit above `most`."""
-    rest, count = [value], 0
-    while rest and count <= most:
-        one = rest.pop()
-        count += 1
-        if isinstance(one, dict | list):
-            if len(one) > most:
-                return most + 1
-            rest += one.values() if isinstance(one, dict) else one
-    return count

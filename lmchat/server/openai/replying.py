@@ -17,7 +17,7 @@ from lmchat.errors import InvalidRequest
 from lmchat.generation.parts import Delta, Part, Progress
 from lmchat.generation.reply import Reply
 from lmchat.server.errors import error_object, log_failure, status_of
-from lmchat.server.event_stream import EventStream, answered, event
+from lmchat.server.http.event_stream import EventStream, answered, event
 from lmchat.server.openai.chunks import DONE, Chunks, compact
 from lmchat.server.openai.envelope import Envelope
 from lmchat.server.openai.results import all_choices, metrics, raise_failed, usage

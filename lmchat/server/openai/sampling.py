@@ -12,15 +12,27 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from lmchat.errors import ContextFull, InvalidRequest
 from lmchat.generation.settings import StatelessSettings
-from lmchat.server.body import Body
 from lmchat.server.config import Limits
+from lmchat.server.dialects.limits import check_limits
 from lmchat.server.errors import HttpError, bounded
+from lmchat.server.http.body import Body
 from turbomind.shown import shown
 
 LEAST_TOP_P = 1e-6  # `top_p` 0 is the most likely token alone
 
 _SEEDS = (-(1 << 63), (1 << 64) - 1)
 LARGEST_LENGTH = (1 << 31) - 1  # tokens; above every context
+
+
+# The engine's name of a setting, and the field that sets it.
+_FIELDS = {
+    **{name: name for name in (*StatelessSettings.__annotations__, "messages", "prompt")},
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "stop_strings": "stop",
+    "logprobs": "top_logprobs",
+    "template_variables": "chat_template_kwargs",
+}
 
 
 class StreamOptions(BaseModel):
@@ -64,6 +76,9 @@ class SamplingBody(Body):
         "spaces_between_special_tokens": (True,),
         "use_beam_search": (False,),
     }
+
+    FIELDS: ClassVar[dict[str, str]] = _FIELDS
+    """The engine's name of a setting, and the field that sets it."""
 
     model: str | None = Field(None, description="The model's name in /v1/models.")
     temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(
@@ -119,7 +134,7 @@ class SamplingBody(Body):
         """Returns the longest reply, in tokens; None: the model's default."""
         return self.max_tokens
 
-    def logprobs_wanted(self, limits: Limits) -> int | None:
+    def logprobs_wanted(self) -> int | None:
         """Returns the number of alternatives per token; None: no log-probabilities at all."""
         raise NotImplementedError
 
@@ -129,17 +144,8 @@ class SamplingBody(Body):
         Raises:
             HttpError: a field is above its limit.
         """
-        most = self.longest()
-        if most is not None and self.min_tokens is not None and self.min_tokens > most:
-            raise refusal(
-                "min_tokens",
-                shown(self.min_tokens),
-                f"at most the largest number of tokens, {most}",
-            )
-        if self.choices > limits.choices:
-            raise refusal("n", shown(self.n), f"at most {limits.choices}")
         found: StatelessSettings = {
-            "max_new_tokens": most,
+            "max_new_tokens": self.longest(),
             "min_new_tokens": self.min_tokens,
             "temperature": self.temperature,
             "top_p": None if self.top_p is None else max(self.top_p, LEAST_TOP_P),
@@ -148,35 +154,29 @@ class SamplingBody(Body):
             "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
             "repetition_penalty": self.repetition_penalty,
-            "logit_bias": self._biases(limits),
+            "logit_bias": self.logit_bias,
             "seed": self._seed(),
-            "stop_strings": stop_strings(self.stop, limits),
-            "stop_token_ids": self._stop_ids(limits),
+            "stop_strings": stop_strings(self.stop),
+            "stop_token_ids": self.stop_token_ids,
             "ignore_eos": self.ignore_eos,
-            "logprobs": self.logprobs_wanted(limits),
+            "logprobs": self.logprobs_wanted(),
             "n": self.n if self.choices > 1 else None,
             "skip_special_tokens": False if self.skip_special_tokens is False else None,
         }
+        check_limits(found, limits, self.FIELDS)
+        found["logit_bias"] = self._biases()
         return found
 
     def _seed(self) -> int | None:
         """Returns the seed. -1 is vLLM's spelling of none."""
         return None if self.seed in (None, -1) else (self.seed or 0) % (1 << 64)
 
-    def _stop_ids(self, limits: Limits) -> list[int] | None:
-        ids = self.stop_token_ids
-        if ids is not None and len(ids) > limits.logit_bias:
-            raise refusal("stop_token_ids", f"{len(ids)} ids", f"at most {limits.logit_bias}")
-        return ids
-
-    def _biases(self, limits: Limits) -> dict[int, float] | None:
+    def _biases(self) -> dict[int, float] | None:
         given = self.logit_bias
         if given is None:
             return None
         if not isinstance(given, dict):
             raise refusal("logit_bias", shown(given), "numbers by token id")
-        if len(given) > limits.logit_bias:
-            raise refusal("logit_bias", f"{len(given)} entries", f"at most {limits.logit_bias}")
         found: dict[int, float] = {}
         for key, bias in given.items():
             is_number = isinstance(bias, int | float) and not isinstance(bias, bool)
@@ -188,15 +188,6 @@ class SamplingBody(Body):
         return found
 
 
-# The engine's name of a setting, and the field that sets it.
-_FIELDS = {
-    **{name: name for name in (*StatelessSettings.__annotations__, "messages", "prompt")},
-    "max_new_tokens": "max_tokens",
-    "min_new_tokens": "min_tokens",
-    "stop_strings": "stop",
-    "logprobs": "top_logprobs",
-    "template_variables": "chat_template_kwargs",
-}
 _NAME = re.compile(r"(?:setting )?([a-z_]+)((?:\[[0-9]+\])*)(?=[ :.,])")
 _OF_MESSAGES = ("the last message", "chat template")
 
@@ -215,23 +206,17 @@ def in_fields(error: InvalidRequest) -> HttpError:
     return HttpError(400, text, param=param, code=code)
 
 
-def stop_strings(stop: Any, limits: Limits) -> list[str] | None:
+def stop_strings(stop: Any) -> list[str] | None:
     """Returns the stop strings of a text or list; None without any.
 
     Raises:
-        HttpError: it is neither, or above a limit.
+        HttpError: it is neither, or one is empty.
     """
     texts = [stop] if isinstance(stop, str) else stop
     if texts is None or texts == []:
         return None
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise refusal("stop", shown(stop), "a text or a list of texts")
-    if len(texts) > limits.stop_strings:
-        raise refusal("stop", f"{len(texts)} texts", f"at most {limits.stop_strings}")
-    for i, text in enumerate(texts):
-        if not text or len(text.encode(errors="replace")) > limits.stop_bytes:
-            name = "stop" if isinstance(stop, str) else f"stop[{i}]"
-            raise refusal(name, shown(text), f"a text of 1 to {limits.stop_bytes} bytes")
+    if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
+        raise refusal("stop", shown(stop), "a text or a list of texts, none of them empty")
     return texts
 
 

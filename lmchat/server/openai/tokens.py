@@ -11,8 +11,10 @@ from pydantic import Field
 from starlette.responses import JSONResponse
 
 from lmchat.aio_threads import shared
-from lmchat.server.body import Body, JsonRoute
+from lmchat.server.dialects.limits import check_counted
 from lmchat.server.errors import HttpError
+from lmchat.server.http.body import Body, JsonRoute
+from lmchat.server.http.json_answer import json_answer
 from lmchat.server.openai.examples import DETOKENIZE, TOKENIZE
 from lmchat.server.openai.messages import Messages, plain_messages, template_variables
 from lmchat.server.openai.models import check_model
@@ -64,6 +66,7 @@ async def tokenize(
         raise HttpError(400, "expected one of prompt and messages", param="prompt")
     if body.messages is None:
         special = body.add_special_tokens is not False
+        check_counted(state.limits, body.prompt)
         ids = await shared.run(tokenizer.encode, body.prompt or "", add_special_tokens=special)
     else:
         if body.add_special_tokens:
@@ -71,8 +74,10 @@ async def tokenize(
         continues = bool(body.continue_final_message)
         if continues and body.add_generation_prompt:
             raise refusal("add_generation_prompt", "true", "false with continue_final_message")
+        messages = await plain_messages(body.messages, state)
+        check_counted(state.limits, messages)
         ids = await state.engine.chat_token_ids(
-            await plain_messages(body.messages, state),
+            messages,
             owner=owner_of(request),
             template_variables=template_variables(body.chat_template_kwargs),
             continue_final_message=continues,
@@ -87,7 +92,7 @@ async def tokenize(
         "tokens": ids,
         "token_strs": spelled,
     }
-    return JSONResponse(found)
+    return await json_answer(found)
 
 
 @router.post("/detokenize")
@@ -102,7 +107,7 @@ async def detokenize(
         if token >= size:
             raise refusal(f"tokens[{i}]", shown(token), f"a token id below {size}")
     text = await shared.run(state.engine.tokenizer.raw, body.tokens)
-    return JSONResponse({"prompt": text})
+    return await json_answer({"prompt": text})
 
 
 def _spelled(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:

@@ -8,4 +8,7 @@ answer is made in a fork. Such sessions have the tag `TAG`.
 
 from lmchat.store.records import HIDDEN_TAG as TAG
 
-__all__ = ["TAG"]
+RESPONSE = "response"
+"""First word of the names of sessions that were made for one response and those that follow it."""
+
+__all__ = ["RESPONSE", "TAG"]

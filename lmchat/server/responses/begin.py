@@ -7,23 +7,23 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import threading
 import time
-import weakref
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 from lmchat.engine import ChatEngine
 from lmchat.errors import Error, InternalError, NotFound, SessionBusy
 from lmchat.generation.generation import Generation
-from lmchat.server.errors import HttpError
-from lmchat.server.responses import TAG, ids
+from lmchat.server.errors import HttpError, in_field
+from lmchat.server.keyed_locks import KeyedLocks
+from lmchat.server.responses import RESPONSE, TAG, ids
 from lmchat.server.responses.body import PromptBody, ResponseBody
-from lmchat.server.responses.items import Input
+from lmchat.server.responses.items import Input, message_of
 from lmchat.server.responses.objects import DELETED, RECORD
 from lmchat.server.session_limit import SessionLimit
-from lmchat.sessions.appended import joined
+from lmchat.sessions.appended import Said, joined
 from lmchat.sessions.session import Session
 from lmchat.store.turns import Turn
 
@@ -55,7 +55,7 @@ class Begun:
 class Question:
     """A user message, and what is put before it: arguments of `Session.start_send()`."""
 
-    text: str
+    said: Said
     before: list[dict[str, Any]]
     system: str
 
@@ -66,8 +66,11 @@ class Beginner:
     def __init__(self, engine: ChatEngine, limit: SessionLimit) -> None:
         self._engine = engine
         self._limit = limit
-        self._locks: weakref.WeakValueDictionary[str, _Lock] = weakref.WeakValueDictionary()
-        self._guard = threading.Lock()
+        self._locks = KeyedLocks()
+
+    def holding(self, session: Session) -> AbstractContextManager[None]:
+        """Waits until no other request of this dialect changes the session, and keeps them off."""
+        return self._locks.holding(session.id)
 
     def begin(self, owner: str, body: ResponseBody, given: Input) -> Begun:
         """Starts a response. A refused one has changed nothing.
@@ -77,14 +80,15 @@ class Beginner:
         """
         conversation = body.conversation_id()
         if conversation is not None:
-            session = find(self._engine, owner, conversation, "conv")
-            with self._lock(session.id):
-                question = asked(body, given, session.turns, session.unanswered)
+            with in_field("conversation"):
+                session = find(self._engine, owner, conversation, "conv")
+            with self.holding(session):
+                question = asked(body, given, session.turns, waiting_in(session))
                 return self._send(session, body, question, conversation=True)
         if body.previous_response_id is not None:
             return self._after(owner, body.previous_response_id, body, given)
         question = asked(body, given)
-        session = self.new_session(owner, "response")
+        session = self.new_session(owner, RESPONSE)
         return self._send_first(session, body, question)
 
     def new_session(self, owner: str, kind: str, metadata: dict[str, str] | None = None) -> Session:
@@ -109,7 +113,7 @@ class Beginner:
         """
         session_id, turn = ids.turn_of("resp", response_id)
         session = find(self._engine, owner, session_id, "resp", response_id)
-        with self._lock(session.id):
+        with self.holding(session):
             reply = past(session, turn, response_id)[-1]
             session.annotate(turn, {**reply.metadata, DELETED: True})
             if TAG in session.tags and not _is_used(session):
@@ -117,17 +121,19 @@ class Beginner:
 
     def _after(self, owner: str, previous: str, body: ResponseBody, given: Input) -> Begun:
         """Answers an earlier response: as a branch of its session, else in a fork."""
-        session_id, turn = ids.turn_of("resp", previous)
-        session = find(self._engine, owner, session_id, "resp", previous)
-        with self._lock(session.id):
-            turns = past(session, turn, previous)
+        with in_field("previous_response_id"):
+            session_id, turn = ids.turn_of("resp", previous)
+            session = find(self._engine, owner, session_id, "resp", previous)
+        with self.holding(session):
+            with in_field("previous_response_id"):
+                turns = past(session, turn, previous)
             question = asked(body, given, turns)
             # A conversation goes on with its own responses only, a user's session with its turns.
             if TAG in session.tags and is_chained(turns):
                 with contextlib.suppress(SessionBusy):
                     return self._send(session, body, question, after=turn)
             with self._limit.room(owner):
-                fork = session.fork(_name("response"), after=turn, tags=[TAG])
+                fork = session.fork(_name(RESPONSE), after=turn, tags=[TAG])
         return self._send_first(fork, body, question)
 
     def _send_first(self, session: Session, body: ResponseBody, question: Question) -> Begun:
@@ -151,40 +157,20 @@ class Beginner:
         if conversation:
             record["conversation"] = True
         generation = session.start_send(
-            question.text,
+            question.said.text,
             template_variables=body.chat_template_kwargs,
             after=after,
             before=question.before,
             system=question.system,
             overflow="drop" if body.truncation == "auto" else None,
             keep_question=False,
-            metadata={RECORD: record},
+            metadata={RECORD: record, **question.said.metadata},
             **body.settings(),
         )
         if generation.turn_id is None:
             generation.cancel()
             raise InternalError("a response has no turn, expected one after its start")
         return Begun(session, generation, record, is_alone)
-
-    def _lock(self, session_id: str) -> _Lock:
-        with self._guard:
-            lock = self._locks.get(session_id)
-            if lock is None:
-                lock = self._locks[session_id] = _Lock()
-            return lock
-
-
-class _Lock:
-    """A lock that can be weakly referenced."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
 
 
 def _name(kind: str) -> str:
@@ -225,11 +211,11 @@ def past(session: Session, turn: int, response_id: str) -> tuple[Turn, ...]:
     Raises:
         HttpError: there is no such reply, it has not ended, or its response was deleted.
     """
-    running = session.running
+    running = in_progress(session, turn)
     try:
         turns = session.conversation(turn)
     except NotFound:
-        if running is not None and running.turn_id == turn:
+        if running is not None:
             raise HttpError(
                 409,
                 f"the response {response_id!r} is in progress, expected a finished one",
@@ -239,6 +225,17 @@ def past(session: Session, turn: int, response_id: str) -> tuple[Turn, ...]:
     if turns[-1].metadata.get(DELETED):
         raise ids.not_found("resp", response_id)
     return turns
+
+
+def in_progress(session: Session, turn: int) -> dict[str, Any] | None:
+    """Returns what a running response repeats of its request, or None. Any process may generate
+    it."""
+    try:
+        follower = session.follow(turn)
+    except NotFound:
+        return None
+    with follower:
+        return None if follower.done else dict(follower.metadata.get(RECORD) or {})
 
 
 def response_turns(
@@ -252,7 +249,7 @@ def response_turns(
 
 
 def asked(
-    body: PromptBody, given: Input, turns: Sequence[Turn] = (), waiting: str | None = None
+    body: PromptBody, given: Input, turns: Sequence[Turn] = (), waiting: Said | None = None
 ) -> Question:
     """Returns the question of a request.
 
@@ -260,28 +257,33 @@ def asked(
         body: the request.
         given: its input.
         turns: the conversation before it.
-        waiting: a user's message at its end that has no reply.
+        waiting: user messages at its end that have no reply.
 
     Raises:
         HttpError: the input does not end with a user message.
     """
-    given.question  # noqa: B018  (raises)
-    *before, last = after_waiting(given, waiting)
+    given.check_question()
+    *before, last = after_waiting(given, waiting or Said())
     own = joined(own_system(turns), given.system)
-    return Question(last["content"], before, joined(body.instructions or "", own))
+    return Question(Said.from_message(last), before, joined(body.instructions or "", own))
 
 
-def after_waiting(given: Input, waiting: str | None) -> list[dict[str, Any]]:
+def waiting_in(session: Session) -> Said:
+    """Returns the user's messages at the end of a session that have no reply."""
+    record = session._record
+    return Said(record.unanswered, record.unanswered_parts)
+
+
+def after_waiting(given: Input, waiting: Said, param: str = "input") -> list[dict[str, Any]]:
     """Returns the messages of an input, with a user's message that waits for a reply before."""
-    messages = list(given.messages)
-    if waiting and messages[0]["role"] == "assistant":
-        return [{"role": "user", "content": waiting}, *messages]
-    if messages[0]["role"] == "assistant":
-        raise HttpError(400, "input begins with an assistant message, expected a user's first")
-    return [
-        {**messages[0], "content": joined(waiting or "", messages[0]["content"])},
-        *messages[1:],
-    ]
+    first, *others = given.messages
+    if first["role"] != "assistant":
+        return [message_of("user", waiting.then(Said.from_message(first))), *others]
+    if not waiting.text:
+        raise HttpError(
+            400, f"{param} begins with an assistant message, expected a user's first", param=param
+        )
+    return [message_of("user", waiting), first, *others]
 
 
 def own_system(turns: Sequence[Turn]) -> str:
@@ -300,18 +302,21 @@ def count_input(engine: ChatEngine, owner: str, body: PromptBody, given: Input) 
     """Returns the length of the prompt that a request would have, in tokens."""
     variables, conversation = body.chat_template_kwargs, body.conversation_id()
     if conversation is not None:
-        session, turn = find(engine, owner, conversation, "conv"), None
-        question = asked(body, given, session.turns, session.unanswered)
+        with in_field("conversation"):
+            session, turn = find(engine, owner, conversation, "conv"), None
+        question = asked(body, given, session.turns, waiting_in(session))
     elif body.previous_response_id is not None:
         previous = body.previous_response_id
-        session_id, turn = ids.turn_of("resp", previous)
-        session = find(engine, owner, session_id, "resp", previous)
-        question = asked(body, given, past(session, turn, previous))
+        with in_field("previous_response_id"):
+            session_id, turn = ids.turn_of("resp", previous)
+            session = find(engine, owner, session_id, "resp", previous)
+            turns = past(session, turn, previous)
+        question = asked(body, given, turns)
     else:
         messages = unstored_messages(body, given)
         return len(engine.chat_token_ids(messages, owner=owner, template_variables=variables))
     return session.count_tokens(
-        question.text,
+        question.said.text,
         template_variables=variables,
         after=turn,
         before=question.before,
@@ -326,4 +331,5 @@ def unstored_messages(
     question = asked(body, given, turns)
     head = [{"role": "system", "content": question.system}] if question.system else []
     said = [{"role": one.role, "content": one.text} for one in turns if one.role != "system"]
-    return [*head, *said, *question.before, {"role": "user", "content": question.text}]
+    before = [{"role": one["role"], "content": one["content"]} for one in question.before]
+    return [*head, *said, *before, {"role": "user", "content": question.said.text}]

@@ -6,21 +6,22 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import ConfigDict, Field
 
-from lmchat.server.body import Body
 from lmchat.server.config import Limits
-from lmchat.server.errors import HttpError
+from lmchat.server.dialects.limits import check_limits
+from lmchat.server.errors import HttpError, in_field
+from lmchat.server.http.body import Body
 from lmchat.server.openai.messages import template_variables
 from lmchat.server.openai.sampling import (
     LARGEST_LENGTH,
     LEAST_TOP_P,
-    refusal,
+    SamplingBody,
     stop_strings,
 )
 from lmchat.server.responses import ids
 from lmchat.store.protocol import MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE
-from turbomind.shown import shown
 
 _LOGPROBS = "message.output_text.logprobs"
+_FIELDS = {**SamplingBody.FIELDS, "max_new_tokens": "max_output_tokens"}
 _HARMLESS = frozenset(
     {
         "reasoning.encrypted_content",
@@ -92,12 +93,15 @@ class PromptBody(Body):
             return None
         if self.previous_response_id is not None:
             raise HttpError(
-                400, "conversation and previous_response_id are given, expected one of them"
+                400,
+                "both conversation and previous_response_id have values, expected one of them",
+                param="conversation",
             )
         found = given.get("id") if isinstance(given, dict) else given
         if not isinstance(found, str):
             raise HttpError(400, "conversation has no id", param="conversation")
-        return ids.session_of(found)
+        with in_field("conversation"):
+            return ids.session_of(found)
 
 
 class ResponseBody(PromptBody):
@@ -150,21 +154,19 @@ class ResponseBody(PromptBody):
                             "or 'auto'", param="truncation")  # fmt: skip
         if self.truncation == "auto" and not self.store:
             raise HttpError(400, "truncation is 'auto' with store false", param="truncation")
-        if (self.top_logprobs or 0) > limits.top_logprobs:
-            seen = shown(self.top_logprobs)
-            raise refusal("top_logprobs", seen, f"at most {limits.top_logprobs}")
-        if self.min_tokens and self.max_output_tokens and self.min_tokens > self.max_output_tokens:
-            most = self.max_output_tokens
-            raise refusal("min_tokens", shown(self.min_tokens), f"at most {most}")
-        stop_strings(self.stop, limits)
+        check_limits(self.settings(), limits, _FIELDS)
         template_variables(self.chat_template_kwargs)
 
     def settings(self) -> dict[str, Any]:
-        """Returns the generation settings, without those that are not given."""
+        """Returns the generation settings, without those that are not given.
+
+        Raises:
+            HttpError: `stop` has no stop strings.
+        """
         found: dict[str, Any] = {
             "max_new_tokens": self.max_output_tokens,
             "min_new_tokens": self.min_tokens,
-            "stop_strings": self.stop or None,
+            "stop_strings": stop_strings(self.stop),
             "top_p": None if self.top_p is None else max(self.top_p, LEAST_TOP_P),
             "top_k": None if self.top_k is None else max(self.top_k, 0),
         }

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from datetime import datetime, timedelta, timezone
 
 from lmchat.aio_threads import shared
-from lmchat.engine import ChatEngine
+from lmchat.engine import ChatEngine, SessionInfo
 from lmchat.errors import Error
 from lmchat.generation.state import State
-from lmchat.server.responses import TAG
+from lmchat.server.responses import RESPONSE, TAG
 
 UNUSED = timedelta(days=30)
 """Time without use after which a session is deleted."""
@@ -27,15 +28,36 @@ def delete_unused(engine: ChatEngine, now: datetime | None = None) -> int:
         Their number.
     """
     oldest = (now or datetime.now(timezone.utc)) - UNUSED
-    deleted = 0
-    for one in engine.sessions(tag=TAG):
-        if one.last_used >= oldest or one.busy or one.pinned:
-            continue
-        if one.state in (State.IDLE, State.CLOSED):
-            with contextlib.suppress(Error):  # another program has used or deleted it
-                engine.delete(one.name, one.owner)
-                deleted += 1
-    return deleted
+    return sum(_deleted(engine, one) for one in engine.sessions(tag=TAG) if one.last_used < oldest)
+
+
+def delete_oldest(engine: ChatEngine, owner: str, most: int) -> int:
+    """Deletes an owner's responses that were unused for the longest time, with their sessions.
+    Conversations stay: a program has created them.
+
+    Args:
+        engine: the engine.
+        owner: the owner.
+        most: largest number of sessions to delete.
+
+    Returns:
+        Their number.
+    """
+    responses = (
+        one for one in reversed(engine.sessions(owner, tag=TAG)) if one.name.startswith(RESPONSE)
+    )
+    deleted = (one for one in responses if _deleted(engine, one))
+    return sum(1 for _ in itertools.islice(deleted, most))
+
+
+def _deleted(engine: ChatEngine, session: SessionInfo) -> bool:
+    """Deletes a session unless it is in use or pinned. Returns whether it did."""
+    if session.busy or session.pinned or session.state not in (State.IDLE, State.CLOSED):
+        return False
+    with contextlib.suppress(Error):  # another program has used or deleted it
+        engine.delete(session.name, session.owner)
+        return True
+    return False
 
 
 async def delete_forever(engine: ChatEngine) -> None:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from pydantic import Field
 from starlette.responses import JSONResponse
 
 from lmchat.aio_threads import shared
-from lmchat.server.body import Body, JsonRoute
 from lmchat.server.errors import HttpError
+from lmchat.server.http.body import Body, JsonRoute
 from lmchat.server.responses import ids, items
-from lmchat.server.responses.begin import after_waiting, find
+from lmchat.server.responses.begin import after_waiting, find, waiting_in
 from lmchat.server.responses.body import Metadata, with_example
 from lmchat.server.responses.routes import responses_of
 from lmchat.server.state import owner_of, state_of
-from lmchat.sessions.appended import joined
+from lmchat.sessions.appended import PARTS, joined
 from lmchat.sessions.session import Session
 
 router = APIRouter(tags=["OpenAI Conversations"], route_class=JsonRoute)
@@ -92,10 +92,12 @@ async def delete(request: Request, conversation_id: str) -> JSONResponse:
 
 
 @router.get("/v1/conversations/{conversation_id}/items")
-async def list_items(request: Request, conversation_id: str) -> JSONResponse:
+async def list_items(
+    request: Request, conversation_id: str, page: Annotated[items.Page, Query()]
+) -> JSONResponse:
     """Lists the items of a conversation."""
     session = await _session(request, conversation_id)
-    return JSONResponse(items.page(request, await shared.run(_items, session)))
+    return JSONResponse(items.page(page, await shared.run(_items, session)))
 
 
 @router.post("/v1/conversations/{conversation_id}/items")
@@ -104,10 +106,12 @@ async def create_items(request: Request, conversation_id: str, body: ItemsBody) 
     session = await _session(request, conversation_id)
     given = items.parse(body.items, state_of(request).limits.messages, "items")
 
+    beginner = responses_of(request).beginner
+
     def append() -> list[dict[str, Any]]:
-        before = _items(session)
-        _append(session, given)
-        return [item for item in _items(session) if item not in before]
+        with beginner.holding(session):
+            _append(session, given)
+            return _last_items(_items(session), given)
 
     found = await shared.run(append)
     return JSONResponse(
@@ -149,7 +153,7 @@ def _append(session: Session, given: items.Input) -> None:
     system = joined(session.system or "", given.system) if given.system else None
     messages = list(given.messages)
     if len(messages) > 1 or (messages and messages[0]["role"] == "assistant"):
-        messages = after_waiting(given, session.unanswered)
+        messages = after_waiting(given, waiting_in(session), "items")
     if messages or system is not None:
         session.append(messages, system=system)
 
@@ -157,17 +161,20 @@ def _append(session: Session, given: items.Input) -> None:
 def _items(session: Session) -> list[dict[str, Any]]:
     """Returns all items of a conversation, with a user message that has no reply yet."""
     found = items.of_turns(session.id, session.turns)
-    if session.unanswered:
-        found.append(
-            {
-                "id": f"msg_{session.id}_unanswered",
-                "type": "message",
-                "role": "user",
-                "status": "completed",
-                "content": [{"type": "input_text", "text": session.unanswered}],
-            }
-        )
-    return found
+    waiting = waiting_in(session)
+    return [
+        *found,
+        *(items.of_input(f"msg_{session.id}_unanswered", "user", waiting) if waiting.text else ()),
+    ]
+
+
+def _last_items(found: list[dict[str, Any]], given: items.Input) -> list[dict[str, Any]]:
+    """Returns the items of a conversation that an input has made."""
+    count = sum(len(one.get(PARTS, ())) or 1 for one in given.messages)
+    if given.messages and given.messages[-1] == {"role": "user", "content": ""}:
+        count -= 1  # nothing waits for a reply
+    system = found[:1] if given.system else []
+    return [*system, *found[len(found) - count :]]
 
 
 def _conversation(session: Session) -> dict[str, Any]:

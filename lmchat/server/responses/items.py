@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from fastapi import Request
+from pydantic import BaseModel, Field
 
+from lmchat.server.dialects.limits import Parts
 from lmchat.server.errors import HttpError
 from lmchat.server.responses import ids
+from lmchat.sessions.appended import Said, said_in, texts_of
 from lmchat.store.turns import Turn
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
-PARTS = 4
-"""Mean number of parts that a message may have."""
-
 _ROLES = ("user", "assistant", "system", "developer")
 
 
@@ -25,22 +24,17 @@ class Input:
 
     Attributes:
         system: text of system and developer messages before the first other one; empty without.
-        messages: the other messages; neighbours of one role are joined by an empty line.
+        messages: the other messages; neighbours of one role are joined by an empty line, and
+            `parts` has their lengths.
     """
 
     system: str
     messages: tuple[dict[str, Any], ...]
 
-    @property
-    def question(self) -> str:
-        """Text of the last message, which must be a user's.
-
-        Raises:
-            HttpError: there is none.
-        """
+    def check_question(self) -> None:
+        """Raises HttpError unless the last message is a user's."""
         if not self.messages or self.messages[-1]["role"] != "user":
             raise HttpError(400, "input does not end with a user message", param="input")
-        return str(self.messages[-1]["content"])
 
 
 def parse(given: str | list[Any] | None, most: int, param: str = "input") -> Input:
@@ -64,7 +58,7 @@ def parse(given: str | list[Any] | None, most: int, param: str = "input") -> Inp
     system: list[str] = []
     roles: list[str] = []
     texts: list[list[str]] = []  # of each message: the texts that it is joined of
-    parts = _Parts(most * PARTS)
+    parts = Parts(most)
     for number, item in enumerate(given):
         place = f"{param}[{number}]"
         message = _message(item, place, parts)
@@ -81,33 +75,19 @@ def parse(given: str | list[Any] | None, most: int, param: str = "input") -> Inp
         else:
             roles.append(message["role"])
             texts.append([message["content"]])
-    messages = zip(roles, map(_paragraphs, texts), strict=True)
-    return Input(
-        _paragraphs(system), tuple({"role": role, "content": text} for role, text in messages)
-    )
+    said = map(message_of, roles, map(Said.of, texts))
+    return Input(Said.of(system).text, tuple(said))
 
 
-def _paragraphs(texts: Iterable[str]) -> str:
-    return "\n\n".join(filter(None, texts))
+def message_of(role: str, said: Said) -> dict[str, Any]:
+    """Returns what a role says as a message of `Session.append()`."""
+    return {"role": role, "content": said.text, **said.metadata}
 
 
-class _Parts:
-    """Counts the parts of contents, of which a request may have so many."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._count = 0
-
-    def add(self, number: int, place: str) -> None:
-        self._count += number
-        if self._count > self._most:
-            raise HttpError(400, f"{place} has too many parts, expected {self._most} in all items")
-
-
-def _message(item: Any, place: str, parts: _Parts) -> dict[str, Any] | None:
+def _message(item: Any, place: str, parts: Parts) -> dict[str, Any] | None:
     """Returns the message of an item, or None for one without an effect."""
     if not isinstance(item, dict):
-        raise HttpError(400, f"{place} is no object, expected an item", param=place)
+        raise HttpError(400, f"{place} is not an object, expected an item", param=place)
     kind = item.get("type") or "message"
     if kind == "reasoning":  # templates leave earlier reasoning out
         return None
@@ -123,20 +103,22 @@ def _message(item: Any, place: str, parts: _Parts) -> dict[str, Any] | None:
     return {"role": role, "content": _text(item.get("content"), place, parts)}
 
 
-def _text(content: Any, place: str, parts: _Parts) -> str:
+def _text(content: Any, place: str, parts: Parts) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise HttpError(400, f"{place}.content is neither a text nor a list", param=place)
-    parts.add(len(content), place)
+        raise HttpError(400, f"{place}.content is neither a string nor a list", param=place)
+    parts.add(content, f"{place}.content")
     texts: list[str] = []
     for number, part in enumerate(content):
         here = f"{place}.content[{number}]"
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in _TEXT_PARTS:
-            raise HttpError(400, f"{here}.type is {str(kind)[:50]!r}, expected a text", param=here)
+            raise HttpError(
+                400, f"{here}.type is {str(kind)[:50]!r}, expected a string", param=here
+            )
         if not isinstance(part.get("text"), str):
-            raise HttpError(400, f"{here}.text is no text", param=here)
+            raise HttpError(400, f"{here}.text is not a string", param=here)
         texts.append(part["text"])
     return "".join(texts)
 
@@ -151,16 +133,29 @@ def of_turns(session_id: str, turns: Iterable[Turn]) -> list[dict[str, Any]]:
         if turn.role == "assistant":
             found += of_reply(session_id, turn)
         else:
-            found.append(
-                {
-                    "id": ids.of_turn("msg", session_id, turn.id),
-                    "type": "message",
-                    "role": turn.role,
-                    "status": "completed",
-                    "content": [{"type": "input_text", "text": turn.text}],
-                }
-            )
+            item_id = ids.of_turn("msg", session_id, turn.id)
+            found += of_input(item_id, turn.role, said_in(turn))
     return found
+
+
+def of_input(item_id: str, role: str, said: Said) -> list[dict[str, Any]]:
+    """Returns the messages that a text of a user or of the system is joined of."""
+    return [
+        {
+            "id": numbered,
+            "type": "message",
+            "role": role,
+            "status": "completed",
+            "content": [{"type": "input_text", "text": text}],
+        }
+        for numbered, text in _numbered(item_id, said)
+    ]
+
+
+def _numbered(item_id: str, said: Said) -> list[tuple[str, str]]:
+    """Returns ids and texts of the messages that a text is joined of."""
+    texts = texts_of(said.text, said.parts) or [said.text]
+    return [(f"{item_id}_{i}" if i else item_id, text) for i, text in enumerate(texts)]
 
 
 def of_reply(session_id: str, reply: Turn) -> list[dict[str, Any]]:
@@ -171,7 +166,8 @@ def of_reply(session_id: str, reply: Turn) -> list[dict[str, Any]]:
         item = reasoning_item(ids.of_turn("rs", session_id, reply.id), reply.reasoning, status)
         found.append(item)
     item_id = ids.of_turn("msg", session_id, reply.id)
-    return [*found, message_item(item_id, reply.text, status)]
+    messages = _numbered(item_id, said_in(reply))
+    return [*found, *(message_item(numbered, text, status) for numbered, text in messages)]
 
 
 def reasoning_item(item_id: str, text: str | None, status: str) -> dict[str, Any]:
@@ -207,25 +203,30 @@ def text_part(text: str, logprobs: str | None = None) -> dict[str, Any]:
 # --- pages of lists --------------------------------------------------------------------------
 
 
-def page(request: Request, items: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Returns a page of a list, by the query's `limit`, `order` and `after`.
+class Page(BaseModel):
+    """The query of a request for a page of a list."""
+
+    limit: Annotated[int, Field(ge=1, le=100)] = 20
+    order: Literal["asc", "desc"] = "desc"
+    after: str | None = None
+
+
+def page(query: Page, items: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Returns a page of a list whose oldest item is the first one.
 
     Raises:
-        HttpError: a parameter is out of range.
+        HttpError: it is to follow an item that the list lacks.
     """
-    query = request.query_params
-    limit, order, after = query.get("limit", "20"), query.get("order", "desc"), query.get("after")
-    if not limit.isdecimal() or not 1 <= int(limit[:9]) <= 100:
-        raise HttpError(400, f"limit is {limit[:20]!r}, expected 1 to 100", param="limit")
-    if order not in ("asc", "desc"):
-        raise HttpError(400, f"order is {order[:20]!r}, expected 'asc' or 'desc'", param="order")
+    order, after = query.order, query.after
     ordered = list(items) if order == "asc" else list(items)[::-1]
     if after:
         at = next((i for i, item in enumerate(ordered) if item["id"] == after), None)
         if at is None:
-            raise HttpError(400, f"after is {after[:80]!r}, expected the id of an item")
+            raise HttpError(
+                400, f"after is {after[:80]!r}, expected the id of an item", param="after"
+            )
         ordered = ordered[at + 1 :]
-    found = ordered[: int(limit)]
+    found = ordered[: query.limit]
     return {
         "object": "list",
         "data": found,

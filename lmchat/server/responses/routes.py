@@ -5,15 +5,18 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import AsyncIterator, Sequence
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse, Response
 
 from lmchat.aio_threads import shared
 from lmchat.generation.generation import Generation
-from lmchat.server.body import JsonRoute
-from lmchat.server.errors import HttpError
-from lmchat.server.event_stream import Disconnected, EventStream, answered
+from lmchat.generation.reply import Reply
+from lmchat.server.dialects.limits import check_counted
+from lmchat.server.errors import HttpError, in_field
+from lmchat.server.http.body import JsonRoute
+from lmchat.server.http.event_stream import Disconnected, EventStream, answered
 from lmchat.server.openai.messages import template_variables
 from lmchat.server.openai.models import check_model
 from lmchat.server.responses import ids, items
@@ -21,14 +24,16 @@ from lmchat.server.responses.begin import (
     Beginner,
     Begun,
     count_input,
+    find,
+    in_progress,
     response_turns,
     unstored_messages,
 )
 from lmchat.server.responses.body import PromptBody, ResponseBody
 from lmchat.server.responses.items import Input
-from lmchat.server.responses.objects import RECORD, stored_response
+from lmchat.server.responses.objects import RECORD, response_object, stored_response
 from lmchat.server.responses.run import Run, Runs
-from lmchat.server.state import owner_of, state_of
+from lmchat.server.state import ServerState, owner_of, state_of
 from lmchat.store.turns import Turn
 
 router = APIRouter(tags=["OpenAI Responses"], route_class=JsonRoute)
@@ -37,19 +42,15 @@ router = APIRouter(tags=["OpenAI Responses"], route_class=JsonRoute)
 class Responses:
     """What the routes of this dialect share: running responses, and how new ones begin."""
 
-    def __init__(self, request: Request) -> None:
-        state = state_of(request)
+    def __init__(self, state: ServerState) -> None:
         self.runs = Runs()
         self.beginner = Beginner(state.engine.sync, state.session_limit)
 
 
 def responses_of(request: Request) -> Responses:
     """Returns the dialect's part of the server's state."""
-    found = getattr(request.app.state, "responses", None)
-    if found is None:
-        found = request.app.state.responses = Responses(request)
-    assert isinstance(found, Responses)
-    return found
+    state = state_of(request)
+    return state.part(Responses, lambda: Responses(state))
 
 
 @router.post("/v1/responses")
@@ -112,7 +113,8 @@ async def _unstored_run(
     def start() -> Generation:
         turns: Sequence[Turn] = ()
         if body.previous_response_id is not None:
-            turns = response_turns(engine, owner, body.previous_response_id)[0]
+            with in_field("previous_response_id"):
+                turns = response_turns(engine, owner, body.previous_response_id)[0]
         return engine.start_chat(
             unstored_messages(body, given, turns),
             owner=owner,
@@ -154,35 +156,33 @@ async def input_tokens(request: Request, body: PromptBody) -> JSONResponse:
     state, owner = state_of(request), owner_of(request)
     check_model(state, body.model)
     template_variables(body.chat_template_kwargs)
+    check_counted(state.limits, body.input, body.instructions)
     given = items.parse(body.input, state.limits.messages)
     found = await shared.run(count_input, state.engine.sync, owner, body, given)
     return JSONResponse({"object": "response.input_tokens", "input_tokens": found})
 
 
 @router.get("/v1/responses/{response_id}")
-async def retrieve(request: Request, response_id: str) -> Response:
+async def retrieve(
+    request: Request,
+    response_id: str,
+    stream: bool = False,
+    starting_after: Annotated[int, Query(ge=-1, lt=10**12)] = -1,
+) -> Response:
     """Returns a response, or its events: with `stream=true`, those after `starting_after`."""
     owner = owner_of(request)
     run = responses_of(request).runs.find(response_id, owner)
-    stream = request.query_params.get("stream", "false")
-    if stream not in ("true", "false"):
-        raise HttpError(400, f"stream is {stream[:20]!r}, expected true or false", param="stream")
-    if stream == "true":
-        return await _resumed(request, run, response_id)
+    if stream:
+        return await _resumed(request, run, response_id, starting_after)
     if run is not None and not run.is_stored:
         return _json(run.response)
+    if (elsewhere := await _elsewhere(request, response_id)) is not None:
+        return JSONResponse(elsewhere)
     turns, session_id = await _turns(request, response_id)
     return JSONResponse(stored_response(session_id, state_of(request).model_name, turns))
 
 
-async def _resumed(request: Request, run: Run | None, response_id: str) -> EventStream:
-    after = request.query_params.get("starting_after", "-1")
-    if after != "-1" and (not after.isdecimal() or len(after) > 12):
-        raise HttpError(
-            400,
-            f"starting_after is {after[:20]!r}, expected an event's number",
-            param="starting_after",
-        )
+async def _resumed(request: Request, run: Run | None, response_id: str, after: int) -> EventStream:
     if run is None or run.log is None:
         await _turns(request, response_id)  # an absent response is not found
         raise HttpError(
@@ -190,7 +190,7 @@ async def _resumed(request: Request, run: Run | None, response_id: str) -> Event
             "the response has no events, expected one made in the background in the last minutes",
             param="stream",
         )
-    return EventStream.of(request, run.log.read(int(after) + 1))
+    return EventStream.of(request, run.log.read(after + 1))
 
 
 @router.post("/v1/responses/{response_id}/cancel")
@@ -198,6 +198,12 @@ async def cancel(request: Request, response_id: str) -> Response:
     """Stops a background response. What it has is kept."""
     run = responses_of(request).runs.find(response_id, owner_of(request))
     if run is None:
+        if (elsewhere := await _elsewhere(request, response_id)) is not None:
+            if not elsewhere["background"]:
+                raise _not_background()
+            reply = await _stopped(request, response_id)
+            if reply is not None and reply.turn is None:
+                return JSONResponse({**elsewhere, "status": "cancelled"})
         turns, session_id = await _turns(request, response_id)
         record = turns[-2].metadata.get(RECORD) or {}
         if not record.get("background"):
@@ -226,27 +232,56 @@ async def delete(request: Request, response_id: str) -> JSONResponse:
     owner = owner_of(request)
     responses = responses_of(request)
     run = responses.runs.find(response_id, owner)
+    is_stored = True
     if run is not None:
         run.cancel()
         await run.wait()
         responses.runs.remove(response_id)
-    if run is None or run.is_stored:
+        is_stored = run.is_stored
+    elif await _elsewhere(request, response_id) is not None:
+        reply = await _stopped(request, response_id)
+        is_stored = reply is None or reply.turn is not None
+    if is_stored:
         await shared.run(responses.beginner.delete, owner, response_id)
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 
 @router.get("/v1/responses/{response_id}/input_items")
-async def input_items(request: Request, response_id: str) -> JSONResponse:
+async def input_items(
+    request: Request, response_id: str, page: Annotated[items.Page, Query()]
+) -> JSONResponse:
     """Lists what a response has answered: the items of its conversation before it."""
     turns, session_id = await _turns(request, response_id)
     found = await shared.run(items.of_turns, session_id, turns[:-1])
-    return JSONResponse(items.page(request, found))
+    return JSONResponse(items.page(page, found))
 
 
 @router.post("/v1/responses/compact")
 async def compact() -> None:
     """Refuses compaction, which OpenAI's server offers."""
     raise HttpError(404, "compact is not supported; truncation 'auto' drops the oldest turns")
+
+
+async def _elsewhere(request: Request, response_id: str) -> dict[str, Any] | None:
+    """Returns a response that another process generates now, or None."""
+    session_id, turn = ids.turn_of("resp", response_id)
+    engine, model = state_of(request).engine.sync, state_of(request).model_name
+    session = await shared.run(find, engine, owner_of(request), session_id, "resp", response_id)
+    record = await shared.run(in_progress, session, turn)
+    if record is None:
+        return None
+    conversation = ids.of_conversation(session_id) if record.get("conversation") else None
+    return response_object(
+        response_id, model, record, status="in_progress", conversation=conversation
+    )
+
+
+async def _stopped(request: Request, response_id: str) -> Reply | None:
+    """Stops a response that another process generates. Returns its reply; None: it has ended."""
+    session_id, turn = ids.turn_of("resp", response_id)
+    engine = state_of(request).engine.sync
+    session = await shared.run(find, engine, owner_of(request), session_id, "resp", response_id)
+    return await shared.run(session.stop, turn)
 
 
 async def _turns(request: Request, response_id: str) -> tuple[tuple[Turn, ...], str]:

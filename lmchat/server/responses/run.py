@@ -15,7 +15,7 @@ from lmchat.generation.generation import Generation
 from lmchat.generation.parts import Delta
 from lmchat.generation.reply import Reply
 from lmchat.server.errors import log_failure
-from lmchat.server.event_stream import event
+from lmchat.server.http.event_stream import event
 from lmchat.server.openai.results import TokenNames
 from lmchat.server.responses import items
 from lmchat.server.responses.objects import failure, response_object, status_of
@@ -27,7 +27,7 @@ KEPT_SECONDS = 300.0
 """Time after its end in which a background response's events can be read again."""
 
 KEPT_BYTES = 64 << 20
-"""Largest size of all events of ended responses."""
+"""Largest size of all events of one owner's ended responses."""
 
 _AT_ONCE = 64  # events that a late reader gets in one piece
 
@@ -332,7 +332,10 @@ class Runs:
             asyncio.get_running_loop().call_later(KEPT_SECONDS, self.remove, run.id)
         else:
             self.remove(run.id)
-        size = sum(one.size for one in self._ended.values())
-        while size > KEPT_BYTES:
-            size -= self._ended[next(iter(self._ended))].size
-            self.remove(next(iter(self._ended)))
+        ended = [one for one in self._ended.values() if one.owner == run.owner]
+        size = sum(one.size for one in ended)
+        for oldest in ended:
+            if size <= KEPT_BYTES:
+                return
+            size -= oldest.size
+            self.remove(oldest.id)

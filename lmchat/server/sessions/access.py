@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
-from fastapi import Request
+from fastapi import Depends, Path, Request
 
 from lmchat.aio_threads import shared
 from lmchat.errors import NotFound
@@ -23,20 +23,25 @@ async def in_thread(work: Callable[[], Result]) -> Result:
     return await shared.run(work)
 
 
-async def session_of(request: Request) -> Session:
+async def session_of(
+    request: Request, session_id: Annotated[str, Path(description="id of the session")]
+) -> Session:
     """Returns the session that the path names.
 
     Raises:
         HttpError: the owner has no such session. The answer is the same for one of another owner.
     """
     engine, owner = state_of(request).engine.sync, owner_of(request)
-    session_id = request.path_params["session_id"]
     try:
         return await in_thread(functools.partial(engine.session_by_id, session_id, owner=owner))
     except NotFound:
         raise HttpError(
             404, f"no session of the id {shown(session_id)}", code="not_found"
         ) from None
+
+
+Opened = Annotated[Session, Depends(session_of)]
+"""The session that the path names, as a parameter of a route."""
 
 
 def check_accepting(request: Request) -> None:

@@ -12,11 +12,14 @@ from typing import Any, BinaryIO
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from lmchat.public_text import public_notice
+from lmchat.server.archive_limit import threads
+from lmchat.server.http.json_answer import json_answer
+from lmchat.server.http.parameters import Details, Text
 from lmchat.server.sessions import views
-from lmchat.server.sessions.access import in_thread, session_of
-from lmchat.server.sessions.records import flag
+from lmchat.server.sessions.access import Opened, in_thread
 from lmchat.server.state import owner_of, state_of
 
 router = APIRouter(tags=["sessions"])
@@ -25,60 +28,70 @@ _PIECE = 1 << 20  # bytes read or written at once
 
 
 @router.get("/v1/sessions/{session_id}/export")
-async def export(request: Request) -> StreamingResponse:
+async def export(request: Request, session: Opened, pages: bool = False) -> StreamingResponse:
     """Returns the session as a zip, with its KV if `pages=true`."""
-    session = await session_of(request)
-    pages = flag(request, "pages")
-    path = _temporary()
-    notices: list[str] = []
-    try:
-        done = await in_thread(
-            lambda: session.export(path, pages, force=True, notify=notices.append)
-        )
-        file = path.open("rb")
-    finally:
-        _remove(path)  # the open file stays readable, and nothing is left if the client goes
-    headers = {
-        "Content-Length": str(os.fstat(file.fileno()).st_size),
-        "Content-Disposition": f'attachment; filename="session-{session.id}.zip"',
-        "X-Lmchat-Turns": str(done.turns),
-        "X-Lmchat-Pages": str(done.pages),
-        "X-Lmchat-Left-Out": json.dumps([public_notice(text) for text in notices])[:4000],
-    }
-    return StreamingResponse(_pieces(file), media_type="application/zip", headers=headers)
+    with contextlib.ExitStack() as held:
+        held.enter_context(state_of(request).archive_limit.room(owner_of(request)))
+        path = _temporary()
+        notices: list[str] = []
+        try:
+            done = await threads.run(session.export, path, pages, force=True, notify=notices.append)
+            file = held.enter_context(path.open("rb"))
+        finally:
+            _remove(path)  # the open file stays readable, and nothing is left if the client goes
+        headers = {
+            "Content-Length": str(os.fstat(file.fileno()).st_size),
+            "Content-Disposition": f'attachment; filename="session-{session.id}.zip"',
+            "X-Lmchat-Turns": str(done.turns),
+            "X-Lmchat-Pages": str(done.pages),
+            "X-Lmchat-Left-Out": json.dumps([public_notice(text) for text in notices])[:4000],
+        }
+        return _Archive(file, held.pop_all(), headers)
+
+
+class _Archive(StreamingResponse):
+    """Sends a file, and closes what is `held` for it, however that ends."""
+
+    def __init__(self, file: BinaryIO, held: contextlib.ExitStack, headers: dict[str, str]) -> None:
+        super().__init__(_pieces(file), media_type="application/zip", headers=headers)
+        self._held = held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._held:
+            await super().__call__(scope, receive, send)
 
 
 async def _pieces(file: BinaryIO) -> AsyncIterator[bytes]:
-    with file:
-        while piece := await in_thread(lambda: file.read(_PIECE)):
-            yield piece
+    while piece := await in_thread(lambda: file.read(_PIECE)):
+        yield piece
 
 
 @router.post("/v1/sessions/import", status_code=201)
-async def import_(request: Request) -> JSONResponse:
+async def import_(
+    request: Request, name: Text = None, pages: bool = True, details: Details = False
+) -> JSONResponse:
     """Creates a session from a zip that `export` has made. `name` is its new name.
 
     KV in it is left out unless the server was started with `--import-pages`.
     """
     state, owner = state_of(request), owner_of(request)
-    engine, name = state.engine.sync, request.query_params.get("name")
-    details = flag(request, "details")
-    pages = state.config.import_pages and request.query_params.get("pages") != "false"
-    path = _temporary()
+    engine, pages = state.engine.sync, pages and state.config.import_pages
     notices: list[str] = []
 
-    def take() -> dict[str, Any]:
+    def take(path: Path) -> dict[str, Any]:
         with state.session_limit.room(owner):
             session = engine.import_(path, name, owner=owner, pages=pages, notify=notices.append)
         session.fresh = False
         return views.whole(session, details=details)
 
-    try:
-        await _receive(request, path)
-        found = await in_thread(take)
-    finally:
-        _remove(path)
-    return JSONResponse({**found, "left_out": [public_notice(text) for text in notices]}, 201)
+    with state.archive_limit.room(owner):
+        path = _temporary()
+        try:
+            await _receive(request, path)
+            found = await threads.run(take, path)
+        finally:
+            _remove(path)
+    return await json_answer({**found, "left_out": [public_notice(text) for text in notices]}, 201)
 
 
 async def _receive(request: Request, path: Path) -> None:

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
-from lmchat.server.body import Body, example
 from lmchat.server.config import Limits
-from lmchat.server.inference.prompt_settings import check_limits
+from lmchat.server.dialects.limits import check_limits, check_variables
+from lmchat.server.http.body import Body, example
 
 Metadata = Annotated[dict[str, str], Field(max_length=16)]
 
+
+def _checked(variables: dict[str, Any]) -> dict[str, Any]:
+    check_variables(variables)
+    return variables
+
+
+Variables = Annotated[dict[str, Any], AfterValidator(_checked)]
+"""Variables for the chat template, a bounded number."""
+
 MAX_LINGER = 300
-"""Longest time that a reply goes on without a reader, in seconds."""
+"""Longest time that a reply continues without a reader, in seconds."""
 
 MOST_MESSAGES = 1024
 Messages = Annotated[list[dict[str, Any]], Field(max_length=MOST_MESSAGES)]
@@ -27,7 +36,7 @@ class Properties(Body):
     tags: list[str] | None = None
     metadata: Metadata | None = None
     settings: dict[str, Any] | None = None
-    template_variables: dict[str, Any] | None = None
+    template_variables: Variables | None = None
     history: str | None = None
     overflow: str | None = None
     pinned: bool | None = None
@@ -58,6 +67,7 @@ class GenerateBody(Body):
     detach: bool = False
     linger: Annotated[int | float, Field(ge=0, le=MAX_LINGER)] | None = None
     token_ids: bool = False
+    metadata: dict[str, Any] | None = None
 
     def check(self, limits: Limits) -> None:
         """Refuses settings above the server's limits."""
@@ -67,7 +77,7 @@ class GenerateBody(Body):
 class Placed(Body):
     """Where a message stands: after which reply and messages, and under which system prompt."""
 
-    template_variables: dict[str, Any] | None = None
+    template_variables: Variables | None = None
     after: int | None = None
     before: Messages = Field(default_factory=list)
     system: str | None = None
@@ -87,7 +97,6 @@ class TurnBody(GenerateBody, Placed):
     text: str
     overflow: str | None = None
     keep_question: bool = True
-    metadata: dict[str, Any] | None = None
 
 
 class EditBody(GenerateBody):
@@ -130,6 +139,15 @@ class AppendBody(Body):
 
     messages: Messages
     system: str | None = None
+
+
+class EditReplyBody(Body):
+    """The body of `POST /v1/sessions/ID/edit_reply`."""
+
+    model_config = example(turn=0, text="Hi.")
+
+    turn: int
+    text: str
 
 
 class AnnotateBody(Body):

@@ -20,14 +20,15 @@ import lmchat
 from lmchat.aio_stream import AsyncFollower
 from lmchat.generation.generation import Generation
 from lmchat.public_text import public_model
-from lmchat.server.body import Body, JsonRoute, example
 from lmchat.server.config import Limits
+from lmchat.server.dialects.limits import check_counted, check_limits
 from lmchat.server.errors import HttpError
-from lmchat.server.event_stream import Disconnected, EventStream, answered
-from lmchat.server.inference.prompt_settings import check_limits
+from lmchat.server.http.body import Body, JsonRoute, example
+from lmchat.server.http.event_stream import Disconnected, EventStream, answered
+from lmchat.server.http.json_answer import Json, json_answer
 from lmchat.server.sessions import views
 from lmchat.server.sessions.access import check_accepting, in_thread
-from lmchat.server.sessions.bodies import Messages
+from lmchat.server.sessions.bodies import Messages, Variables
 from lmchat.server.sessions.stream import events
 from lmchat.server.state import owner_of, state_of
 from turbomind.shown import shown
@@ -46,7 +47,7 @@ class EnginePromptBody(Body):
 
     prompt: str | TokenIds | None = None
     messages: Messages | None = None
-    template_variables: dict[str, Any] | None = None
+    template_variables: Variables | None = None
     continue_final_message: bool = False
 
     def check_one(self) -> None:
@@ -67,12 +68,6 @@ class EngineGenerateBody(EnginePromptBody):
     def check(self, limits: Limits) -> None:
         """Refuses settings above the server's limits."""
         check_limits(self.settings, limits)
-        for name, most in (("n", limits.choices), ("logprobs", limits.top_logprobs)):
-            given = self.settings.get(name)
-            if isinstance(given, int) and given > most:
-                raise HttpError(
-                    400, f"{name} is {shown(given)}, expected at most {most}", param=name
-                )
 
 
 class EngineTokensBody(EnginePromptBody):
@@ -166,7 +161,7 @@ async def generate(request: Request, body: EngineGenerateBody) -> Response:
         raise
     finally:
         follower.close()
-    return JSONResponse(views.of_reply(reply, token_ids=body.token_ids))
+    return await in_thread(lambda: Json(views.of_reply(reply, token_ids=body.token_ids)))
 
 
 async def _owning(
@@ -179,13 +174,12 @@ async def _owning(
         generation.cancel()
 
 
-def _running(request: Request) -> weakref.WeakValueDictionary[tuple[str, str], Generation]:
-    """Returns the generations without sessions, by owner and id."""
-    found = getattr(request.app.state, "generations", None)
-    if found is None:
-        found = request.app.state.generations = weakref.WeakValueDictionary()
-    assert isinstance(found, weakref.WeakValueDictionary)
-    return found
+class _Running(weakref.WeakValueDictionary[tuple[str, str], Generation]):
+    """The generations without sessions, by owner and id."""
+
+
+def _running(request: Request) -> _Running:
+    return state_of(request).part(_Running)
 
 
 @router.post("/stop")
@@ -203,20 +197,16 @@ async def score(request: Request, body: EnginePromptBody) -> JSONResponse:
     """Returns the log-probability of each token of `prompt` after the first."""
     if body.prompt is None:
         raise HttpError(400, "prompt is missing", param="prompt", code="missing_field")
-    found, owner, prompt = state_of(request).engine.sync, owner_of(request), body.prompt
-    scoring = await in_thread(lambda: found.start_score(prompt, owner=owner))
-    try:
-        scores = await answered(request, in_thread(scoring.result))
-    except Disconnected:
-        scoring.cancel()
-        raise
-    return JSONResponse({"logprobs": scores})
+    engine, owner = state_of(request).engine, owner_of(request)
+    scores = await answered(request, engine.score(body.prompt, owner=owner))
+    return await json_answer({"logprobs": scores})
 
 
 @router.post("/tokens")
 async def tokens(request: Request, body: EngineTokensBody) -> JSONResponse:
     """Returns the tokens of a text or of messages, as a generation would compute them."""
     body.check_one()
+    check_counted(state_of(request).limits, body.prompt, body.messages)
     found, owner = state_of(request).engine.sync, owner_of(request)
 
     def ids() -> list[int]:
@@ -230,7 +220,7 @@ async def tokens(request: Request, body: EngineTokensBody) -> JSONResponse:
             add_generation_prompt=body.add_generation_prompt,
         )
 
-    return JSONResponse({"token_ids": await in_thread(ids)})
+    return await json_answer({"token_ids": await in_thread(ids)})
 
 
 @router.post("/texts")
@@ -249,4 +239,4 @@ async def texts(request: Request, body: EngineTextsBody) -> JSONResponse:
         tokenizer, ids = found.tokenizer, body.token_ids
         return {"text": tokenizer.raw(ids), "pieces": tokenizer.pieces(ids)}
 
-    return JSONResponse(await in_thread(made))
+    return await json_answer(await in_thread(made))

@@ -1,35 +1,42 @@
 """Requests that a client repeats with an `Idempotency-Key`.
 
 The first request with a key generates; another one with the same key and body gets the same turn,
-also while that is generated, for 24 hours. A new user turn stores its key, so that a request that
-is repeated after a restart finds it; the keys of other requests are in memory.
+also while that is generated, for 24 hours. The key is stored with the turn: with the new user turn
+if there is one, else with the reply. So a request that is repeated after a restart finds it. A key
+whose generation produced nothing is free again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
 
-from fastapi import Request
-
+from lmchat.aio_stream import AsyncFollower
+from lmchat.errors import Error, NotFound
 from lmchat.generation.generation import Generation
+from lmchat.generation.reply_stream import Follower
 from lmchat.server.errors import HttpError
 from lmchat.sessions.session import Session
-from lmchat.store.turns import Turn
+from lmchat.store.turns import Turn, TurnTree
 
 HEADER = "Idempotency-Key"
-STORED = "idempotency"
-"""Key in a user turn's metadata of the request that made it."""
+STORED = "idempotency:"
+"""Start of the name of a key in a turn's metadata. A continued reply has several."""
 
 SECONDS = 24 * 3600.0
 MOST_KEYS = 1000  # of one owner
-MOST_CHARACTERS = 200
+
+LINGER = 30.0
+"""Default of `linger` for a request with a key, in seconds. A client whose connection broke repeats
+its request within this time and gets the same reply."""
 
 
 @dataclass(eq=False)
@@ -54,29 +61,50 @@ class Entry:
     _clients: int = 0
     _is_detached: bool = False
     _linger: float = 0.0
+    _stopping: asyncio.TimerHandle | None = None
 
-    def attach(self, detach: bool, linger: float | None = None) -> None:
+    def attach(self, detach: bool, linger: float = 0.0) -> None:
         """Counts a client that gets the reply.
 
         Args:
             detach: the reply outlives all clients.
-            linger: it goes on for this many seconds without a client, which may come back.
+            linger: it continues for this many seconds without a client, which may come back.
         """
         self._clients += 1
         self._is_detached |= detach
-        self._linger = max(self._linger, linger or 0.0)
+        self._linger = max(self._linger, linger)
+        if self._stopping is not None:
+            self._stopping.cancel()
+            self._stopping = None
 
     def leave(self) -> None:
         """Counts a client that has gone. After the last one the generation stops."""
         self._clients -= 1
-        if self._clients or self._linger == 0.0:
-            self._stop()
+        if self._clients or self._is_detached or self.generation is None or self.generation.done:
+            return
+        if self._linger:
+            loop = asyncio.get_running_loop()
+            self._stopping = loop.call_later(self._linger, self.generation.cancel)
         else:
-            asyncio.get_running_loop().call_later(self._linger, self._stop)
-
-    def _stop(self) -> None:
-        if not self._clients and not self._is_detached and self.generation is not None:
             self.generation.cancel()
+
+    async def produces(self) -> bool:
+        """Returns whether its reply is stored, or may be: not that of a generation that failed or
+        was cancelled before its first token. False too for a reply that another process generates.
+        Waits for the end of a cancelled one."""
+        generation = self.generation
+        if generation is None:
+            return self.earlier is not None
+        if generation.cancelled:
+            async with AsyncFollower(generation.follow()) as follower:
+                with contextlib.suppress(Error):
+                    await follower.result()
+        if not generation.done:
+            return True
+        reply = generation.reply
+        return reply is not None and (
+            reply.finish_reason != "cancelled" or reply.usage.completion_tokens > 0
+        )
 
 
 class Repeated:
@@ -111,9 +139,12 @@ class Repeated:
         check(found.digest, digest)
         return found, False
 
-    def forget(self, owner: str, session_id: str, key: str) -> None:
-        """Removes the entry of a request that was refused, so that it can be repeated."""
-        self._entries.get(owner, OrderedDict()).pop((session_id, key), None)
+    def forget(self, owner: str, session_id: str, key: str, entry: Entry) -> None:
+        """Removes the entry of a request that was refused or produced nothing, so that it can be
+        repeated. A later entry with the key stays."""
+        entries = self._entries.get(owner, OrderedDict())
+        if entries.get((session_id, key)) is entry:
+            del entries[session_id, key]
 
 
 def _first(entries: OrderedDict[tuple[str, str], Entry]) -> Entry:
@@ -130,18 +161,6 @@ def check(stored: str, digest: str) -> None:
         )
 
 
-def key_of(request: Request) -> str | None:
-    """Returns the key of a request, or None.
-
-    Raises:
-        HttpError: it is empty or too long.
-    """
-    key = request.headers.get(HEADER)
-    if key is not None and not 1 <= len(key) <= MOST_CHARACTERS:
-        raise HttpError(400, f"{HEADER} has {len(key)} characters, expected 1 to {MOST_CHARACTERS}")
-    return key
-
-
 def digest_of(verb: str, body: dict[str, Any]) -> str:
     """Returns the digest of a request, which does not depend on how its reply is sent."""
     same = {k: v for k, v in body.items() if k not in ("stream", "detach", "linger", "token_ids")}
@@ -150,30 +169,64 @@ def digest_of(verb: str, body: dict[str, Any]) -> str:
 
 
 def metadata(session_id: str, key: str, digest: str) -> dict[str, Any]:
-    """Returns what a user turn stores of its request. A fork does not inherit its keys."""
-    stored = {"session": session_id, "key": key, "digest": digest, "at": int(time.time())}
-    return {STORED: stored}
+    """Returns what a turn stores of its request. A fork does not inherit the keys."""
+    return {STORED + key: {"session": session_id, "digest": digest, "at": int(time.time())}}
 
 
-def stored_turn(session: Session, key: str, digest: str) -> Turn | None:
-    """Returns the reply that an earlier process has generated for a key, or None.
+class Stored(Exception):
+    """A generation is refused because its key has a reply already.
+
+    Attributes:
+        turn: the reply.
+    """
+
+    def __init__(self, turn: Turn) -> None:
+        super().__init__(f"the reply is stored as turn {turn.id}")
+        self.turn = turn
+
+
+def find(session: Session, key: str, digest: str) -> Turn | Follower | None:
+    """Returns the reply of a key that another process has generated, or a reader of the one that
+    it generates now, or None. A stored one is as long as later requests have made it.
 
     Raises:
         HttpError: the key was used with another body.
     """
-    tree = session._record.tree
-    oldest = time.time() - SECONDS
+    with contextlib.suppress(NotFound):  # there is no reply
+        follower = session.follow()  # it reads the turns of other processes too
+        if not follower.done and _has(follower.metadata, session.id, key, digest):
+            return follower
+        follower.close()
+    return _stored_turn(session._record.tree, session.id, key, digest)
+
+
+def check_new(tree: TurnTree, session_id: str, key: str, digest: str) -> None:
+    """Raises Stored if a key of a session has a reply, HttpError if it is that of another body."""
+    turn = _stored_turn(tree, session_id, key, digest)
+    if turn is not None:
+        raise Stored(turn)
+
+
+def _stored_turn(tree: TurnTree, session_id: str, key: str, digest: str) -> Turn | None:
     for turn in tree:
-        found = turn.metadata.get(STORED) if turn.role == "user" else None
-        if not isinstance(found, dict):  # an archive may have anything here
-            continue
-        at = found.get("at")
-        if (found.get("session"), found.get("key")) != (session.id, key):
-            continue
-        if not isinstance(at, int) or at < oldest:
-            continue
-        check(str(found.get("digest")), digest)
-        replies = tree.children(turn.id)
-        if replies:
-            return replies[0]
+        if _has(turn.metadata, session_id, key, digest):
+            replies = tree.children(turn.id) if turn.role == "user" else [turn]
+            if replies:
+                return replies[0]
     return None
+
+
+def _has(metadata: Mapping[str, Any], session_id: str, key: str, digest: str) -> bool:
+    """Returns whether metadata of a turn has this key of a session, not older than `SECONDS`.
+
+    Raises:
+        HttpError: the key was used with another body.
+    """
+    found = metadata.get(STORED + key)
+    if not isinstance(found, dict) or found.get("session") != session_id:
+        return False  # an archive may have anything here
+    at = found.get("at")
+    if not isinstance(at, int) or at < time.time() - SECONDS:
+        return False
+    check(str(found.get("digest")), digest)
+    return True

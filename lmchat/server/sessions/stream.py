@@ -31,11 +31,12 @@ from typing import Any
 
 from lmchat.aio_stream import AsyncFollower
 from lmchat.errors import Error
-from lmchat.generation.parts import Delta, PartsLog, Progress
+from lmchat.generation.parts import Delta, Progress
 from lmchat.generation.reply import Reply
 from lmchat.server.errors import HttpError, error_object
+from lmchat.server.http import json_answer
 from lmchat.server.sessions import views
-from lmchat.store.turns import Turn
+from lmchat.server.sessions.access import in_thread
 
 VERSION = 1
 
@@ -73,7 +74,6 @@ async def events(
     *,
     after: Place | None = None,
     token_ids: bool = False,
-    log: PartsLog | None = None,
     generation: str | None = None,
 ) -> AsyncIterator[bytes]:
     """Yields the events of a reply, those after a place if one is given.
@@ -83,7 +83,6 @@ async def events(
         session_id: the session; None: the reply has none, and its events no ids.
         after: the place.
         token_ids: whether deltas have tokens.
-        log: the log that the follower reads, whose `before` is marked.
         generation: id of a generation without a session.
     """
     turn = follower.turn_id
@@ -100,28 +99,15 @@ async def events(
                     "progress", {"done": part.done, "total": part.total, "cached": part.cached}
                 )
             elif isinstance(part, Delta) and (data := delta_data(part, at, skip, token_ids)):
-                if log is not None and read <= len(log.before):
+                if read <= follower.before:
                     data["before"] = True
                 yield encoded("delta", data, None if session_id is None else str(at))
         reply: Reply = await follower.result()
-        yield encoded("done", views.of_reply(reply, token_ids=token_ids))
+        yield await in_thread(lambda: done(reply, token_ids))
     except Error as error:
         yield encoded("error", error_object(error))
     finally:
         await follower.aclose()
-
-
-async def stored_events(
-    turn: Turn, session_id: str, *, after: Place | None = None, token_ids: bool = False
-) -> AsyncIterator[bytes]:
-    """Yields the events of a stored reply, those after a place if one is given."""
-    at = Place(turn.id)
-    skip = after if after is not None and after.turn == turn.id else Place(turn.id)
-    yield encoded("start", {"version": VERSION, "session": session_id, "turn": turn.id})
-    for part in (Delta("reasoning", turn.reasoning), Delta("text", turn.text, turn.token_ids)):
-        if data := delta_data(part, at, skip, token_ids):
-            yield encoded("delta", data, str(at))
-    yield encoded("done", views.stored_reply(turn, token_ids=token_ids))
 
 
 def delta_data(part: Delta, at: Place, skip: Place, token_ids: bool) -> dict[str, Any] | None:
@@ -150,5 +136,15 @@ def delta_data(part: Delta, at: Place, skip: Place, token_ids: bool) -> dict[str
 
 def encoded(name: str, data: dict[str, Any], number: str | None = None) -> bytes:
     """Returns one event."""
+    return _event(name, json.dumps(data).encode(), number)
+
+
+def done(reply: Reply, token_ids: bool) -> bytes:
+    """Returns the last event of a reply. With log-probabilities it may be large."""
+    data = views.of_reply(reply, token_ids=token_ids)
+    return _event("done", json_answer.encoded(data, ascii_only=True))
+
+
+def _event(name: str, data: bytes, number: str | None = None) -> bytes:
     head = "" if number is None else f"id: {number}\n"
-    return f"{head}event: {name}\ndata: {json.dumps(data)}\n\n".encode()
+    return f"{head}event: {name}\ndata: ".encode() + data + b"\n\n"

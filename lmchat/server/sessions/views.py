@@ -146,15 +146,6 @@ def of_logprobs(logprobs: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
     return [{"logprob": one.logprob, "top": [list(pair) for pair in one.top]} for one in logprobs]
 
 
-def stored_reply(turn: Turn, *, token_ids: bool = False) -> dict[str, Any]:
-    """Returns the reply of a stored turn."""
-    found = of_turn(turn, token_ids=token_ids)
-    names = ("text", "reasoning", "finish_reason", "usage", "timings", "error", "error_code")
-    reply = {name: found[name] for name in names}
-    more = {"token_ids": found["token_ids"]} if token_ids else {}
-    return {"turn": turn.id, **reply, "notices": [], **more}
-
-
 def of_branches(found: Sequence[Branch], *, details: bool = False) -> list[dict[str, Any]]:
     """Returns the branches at a turn."""
     return [

@@ -21,7 +21,7 @@ from uvicorn.server import ServerState
 
 from lmchat.server.config import Limits
 from lmchat.server.errors import HttpError, error_object
-from lmchat.server.event_stream import ABORT
+from lmchat.server.http.event_stream import ABORT
 
 BODY_PART = 64 << 10
 """Bytes of a body that arrive within `Limits.receive_seconds`."""
@@ -166,7 +166,12 @@ class HttpProtocol(H11Protocol):
         if self._has_whole_request:
             self._early += data
             if len(self._early) > self._limits.head:
-                self.transport.abort()
+                # A client that has all of Content-Length sends its next request, although the app
+                # has still to end the response.
+                if self.cycle.response_started:
+                    self.flow.pause_reading()
+                else:
+                    self.transport.abort()
             return
         self._part += len(data)
         super().data_received(data)
@@ -182,13 +187,18 @@ class HttpProtocol(H11Protocol):
             self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
-        """Goes on with the bytes that have arrived early."""
-        if self._early and not self.transport.is_closing():
-            self.conn.receive_data(bytes(self._early))
-            self._early.clear()
+        """Continues with the bytes that have arrived early."""
+        early = bytes(self._early)
+        self._early.clear()
+        if early and not self.transport.is_closing():
+            self.conn.receive_data(early)
         super().on_response_complete()
-        if not self.transport.is_closing() and self.conn.their_state is h11.SEND_BODY:
+        if self.transport.is_closing():
+            return
+        if self.is_idle and self.conn.their_state is h11.SEND_BODY:
             self._deadline = self.loop.time() + LINGER_SECONDS
+        elif early:
+            self._watch()
 
     def shutdown(self) -> None:
         """Closes the connection now, or after the running response."""

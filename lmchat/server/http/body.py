@@ -9,7 +9,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from lmchat.server.json_body import parsed
+from lmchat.server.http.json_body import parsed
 
 MAX_FIELDS = 256
 """Most fields of one object. Each unknown one would be an error of its own."""

@@ -9,6 +9,7 @@ import os
 import socket
 import stat
 from pathlib import Path
+from typing import Any
 
 from lmchat.errors import InvalidRequest
 
@@ -25,12 +26,7 @@ def tcp_socket(host: str, port: int) -> socket.socket:
     Raises:
         InvalidRequest: the address is unknown, not of this machine, or in use.
     """
-    try:
-        kind, _, _, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except (OSError, UnicodeError) as error:
-        raise InvalidRequest(f"--host is {host!r}, expected an address: {error}") from error
+    kind, address = _resolved(host, port)
     found = socket.socket(kind, socket.SOCK_STREAM)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -44,6 +40,26 @@ def tcp_socket(host: str, port: int) -> socket.socket:
         reason = error.strerror or error
         raise InvalidRequest(f"cannot listen on {host} port {port}: {reason}") from error
     return found
+
+
+def address_of(host: str, port: int) -> str:
+    """Returns the numeric address that `tcp_socket` binds, as "127.0.0.1:80" or "[::1]:80".
+
+    Raises:
+        InvalidRequest: the address is unknown.
+    """
+    kind, address = _resolved(host, port)
+    return f"[{address[0]}]:{port}" if kind == socket.AF_INET6 else f"{address[0]}:{port}"
+
+
+def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
+    try:
+        kind, _, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, UnicodeError) as error:
+        raise InvalidRequest(f"--host is {host!r}, expected an address: {error}") from error
+    return kind, address
 
 
 def unix_socket(path: Path) -> socket.socket:
@@ -75,7 +91,7 @@ def unix_socket(path: Path) -> socket.socket:
 def _remove_stale(path: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise InvalidRequest(f"{path} is no socket, expected a free path")
+            raise InvalidRequest(f"{path} is not a socket, expected a free path")
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             try:
                 probe.connect(str(path))

@@ -99,7 +99,7 @@ def _read(path: Path) -> list[tuple[str, str]]:
 def _check(path: Path, facts: os.stat_result) -> None:
     mode = stat.S_IMODE(facts.st_mode)
     if not stat.S_ISREG(facts.st_mode):
-        raise InvalidRequest(f"{path} is no regular file")
+        raise InvalidRequest(f"{path} is not a regular file")
     if facts.st_uid not in (os.geteuid(), 0):
         raise InvalidRequest(f"{path} belongs to user {facts.st_uid}, expected {os.geteuid()}")
     if mode & 0o077:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import functools
 import gc
 import logging
@@ -17,15 +18,18 @@ import uvicorn
 
 from lmchat.aio import AsyncChatEngine
 from lmchat.server.config import ServerConfig
-from lmchat.server.guard import Guard
+from lmchat.server.http.guard import Guard
+from lmchat.server.http.notify import READY, notify, report_alive
+from lmchat.server.http.protocol import Connections, HttpProtocol
 from lmchat.server.metrics import queue_of
-from lmchat.server.protocol import Connections, HttpProtocol
 from lmchat.server.state import ServerState
 
 log = logging.getLogger("lmchat.server")
 
 _LAST_SECONDS = 2  # for responses after the engine has stopped their generations
 _LOOK_SECONDS = 0.05  # between looks whether the last generation has ended
+_M_MMAP_THRESHOLD = -3  # of mallopt(3)
+_LARGE = 1 << 20  # bytes of a buffer that is returned to the system when it is freed
 
 
 def uvicorn_config(
@@ -104,13 +108,17 @@ class Server:
             if self._uvicorn.started:
                 gc.collect()
                 gc.freeze()  # a collection looks at some 100,000 objects of the modules otherwise
+                return_large_buffers()
                 ready()
+                notify(READY)
+            alive = asyncio.ensure_future(report_alive())
             ending = asyncio.ensure_future(self._ending.wait())
             await asyncio.wait({serving, ending}, return_when=asyncio.FIRST_COMPLETED)
             ending.cancel()
             if not serving.done():
                 await self._drain()
             await self._engine.close()
+            alive.cancel()
             self._uvicorn.should_exit = True
             await serving
 
@@ -153,3 +161,13 @@ class Server:
         if self._ending.is_set():
             os._exit(128 + number)
         self._ending.set()
+
+
+def return_large_buffers() -> None:
+    """Makes the C library return large buffers to the system as soon as they are freed.
+
+    After the first ones it keeps those of up to 32 MiB for each thread, which added 300 MiB for
+    bodies of 8 MiB.
+    """
+    with contextlib.suppress(AttributeError):  # not glibc
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE)

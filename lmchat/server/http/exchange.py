@@ -7,7 +7,7 @@ import time
 
 from starlette.types import Message, Scope, Send
 
-from lmchat.server.state import ServerState
+from lmchat.server.state import OWNER, ServerState
 
 log = logging.getLogger("lmchat.server.access")
 
@@ -22,9 +22,13 @@ class Exchange:
         scope: the request.
         send: sends the messages.
         state: the state of the server.
+        is_probe: whether it asks for the server's health. Then 200 is logged for debugging only:
+            a proxy asks several times per second.
     """
 
-    def __init__(self, scope: Scope, send: Send, state: ServerState) -> None:
+    def __init__(
+        self, scope: Scope, send: Send, state: ServerState, is_probe: bool = False
+    ) -> None:
         self.status = CLIENT_CLOSED
         """Status of the response."""
         self.is_complete = False
@@ -32,6 +36,7 @@ class Exchange:
         self._scope = scope
         self._send = send
         self._state = state
+        self._is_probe = is_probe
         self._begun = time.perf_counter()
         self._is_logged = False
 
@@ -55,17 +60,19 @@ class Exchange:
             return
         self._is_logged = True
         self._state.metrics.responded(self.status)
-        if log.isEnabledFor(logging.INFO):
+        level = logging.DEBUG if self._is_probe and self.status == 200 else logging.INFO
+        if log.isEnabledFor(level):
             scope = self._scope
             path = getattr(scope.get("route"), "path", None) or "-"
             method = scope["method"] if scope["method"] in _METHODS else "-"
-            log.info(
+            log.log(
+                level,
                 "%s %s %d %.3f s owner=%s",
                 method,
                 path,
                 self.status,
                 time.perf_counter() - self._begun,
-                scope.get("lmchat.owner", "-"),
+                scope.get(OWNER, "-"),
             )
 
 

@@ -16,14 +16,15 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from fastapi import FastAPI
-from starlette.routing import BaseRoute, Match
+from starlette.routing import Match
 from starlette.types import Message, Receive, Scope, Send
 
-from lmchat.server.config import LOCAL, ServerConfig
+from lmchat.server.config import LOCAL, MountedApp, ServerConfig
 from lmchat.server.errors import HttpError, error_response
-from lmchat.server.event_stream import ABORT, Disconnected
-from lmchat.server.exchange import Exchange
-from lmchat.server.state import ServerState
+from lmchat.server.http.event_stream import ABORT, Disconnected
+from lmchat.server.http.exchange import Exchange
+from lmchat.server.http.mounts import MountRoute
+from lmchat.server.state import OWNER, ServerState
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
 """Paths that need no key."""
@@ -65,16 +66,16 @@ class Guard:
     Args:
         app: the app with all routes.
         state: the state of the server: keys, accepted Host headers and limits.
-        own_logins: routes of mounted apps that identify their users themselves.
+        mounts: the routes of mounted apps.
     """
 
-    def __init__(self, app: FastAPI, state: ServerState, own_logins: tuple[BaseRoute, ...]) -> None:
+    def __init__(self, app: FastAPI, state: ServerState, mounts: tuple[MountRoute, ...]) -> None:
         self.app = app
         """The app behind this one."""
         self.state = state
         """What all routes share."""
         self._keys = Keys(state.config.keys)
-        self._own_logins = own_logins
+        self._mounts = mounts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes the request on with its owner, or answers with a refusal."""
@@ -82,17 +83,23 @@ class Guard:
             return await self.app(scope, receive, send)
         if scope["type"] != "http":
             return await send({"type": "websocket.close", "code": 1008})
-        exchange = Exchange(scope, send, self.state)
+        exchange = Exchange(scope, send, self.state, is_probe=scope["path"] in OPEN_PATHS)
+        mount = self._mount(scope)
         try:
-            scope["lmchat.owner"] = self._owner(scope)
-            body = Body(scope, self.state)
+            self._identify(scope, mount)
+            body = Body(scope, self.state, mount)
             self._check_accepting(scope)
         except HttpError as error:
             return await error_response(error, scope["path"])(scope, receive, exchange.send)
-        if scope["path"] not in PROBES:
-            self.state.in_flight += 1
+        counted = _Counted(self.state, scope["path"] not in PROBES)
+
+        async def answer(message: Message) -> None:
+            if mount is not None and message["type"] == "http.response.start":
+                counted.leave()  # it may be a stream without an end
+            await exchange.send(message)
+
         try:
-            await self.app(scope, body.limited(receive), exchange.send)
+            await self.app(scope, body.limited(receive), answer)
         except Disconnected:
             pass
         except Exception:  # it was logged, and answered unless the response had begun
@@ -100,19 +107,24 @@ class Guard:
                 scope.get(ABORT, _nothing)()
         finally:
             body.drop()
-            if scope["path"] not in PROBES:
-                self.state.in_flight -= 1
+            counted.leave()
             exchange.end()
 
     # --- who sends it -----------------------------------------------------------------------------
 
-    def _owner(self, scope: Scope) -> str:
+    def _identify(self, scope: Scope, mount: MountedApp | None) -> None:
+        """Sets the owner of the request, but for an app that identifies its users itself."""
         headers = Headers(scope)
+        if mount is not None and mount.own_login:
+            # A browser sends a cookie only to the host that has set it. So any host is safe there.
+            _check_origin(headers, self.state.config, any_host=bool(self._keys))
+            return
         if not self._keys:
             _check_origin(headers, self.state.config)
-            return LOCAL
-        if scope["path"] in OPEN_PATHS or self._has_own_login(scope):
-            return LOCAL
+        is_open = not self._keys or scope["path"] in OPEN_PATHS
+        scope[OWNER] = LOCAL if is_open else self._keyed(headers)
+
+    def _keyed(self, headers: Headers) -> str:
         owner = self._keys.owner(_key(headers))
         if owner is None:
             raise HttpError(
@@ -123,18 +135,37 @@ class Guard:
             )
         return owner
 
-    def _has_own_login(self, scope: Scope) -> bool:
-        """Returns whether the router passes the request to an app that identifies its users."""
-        for route in self.app.router.routes if self._own_logins else ():
-            if route.matches(scope)[0] is not Match.NONE:
-                return any(route is one for one in self._own_logins)
-        return False
+    def _mount(self, scope: Scope) -> MountedApp | None:
+        """Returns the mounted app that the router passes the request to."""
+        if any(route.matches(scope)[0] is Match.FULL for route in self._mounts):
+            for route in self.app.router.routes:
+                if route.matches(scope)[0] is Match.FULL:
+                    return route.mount if isinstance(route, MountRoute) else None
+        return None
 
     def _check_accepting(self, scope: Scope) -> None:
         """Refuses requests that may start a generation while the server ends."""
         is_harmless = scope["method"] in ("GET", "HEAD", "DELETE")
         if self.state.draining and not is_harmless and not scope["path"].endswith(_ENDING):
             raise shutting_down()
+
+
+class _Counted:
+    """Counts a request as being answered, until `leave()`.
+
+    Args:
+        state: the state of the server.
+        is_awaited: whether the server waits for the request before it ends.
+    """
+
+    def __init__(self, state: ServerState, is_awaited: bool) -> None:
+        self._state, self._is_counted = state, is_awaited
+        state.in_flight += is_awaited
+
+    def leave(self) -> None:
+        """Counts the request no longer. Idempotent."""
+        self._state.in_flight -= self._is_counted
+        self._is_counted = False
 
 
 def shutting_down() -> HttpError:
@@ -177,10 +208,10 @@ def _key(headers: Headers) -> bytes:
     return (headers.one(b"x-api-key") or "").encode("latin-1")
 
 
-def _check_origin(headers: Headers, config: ServerConfig) -> None:
+def _check_origin(headers: Headers, config: ServerConfig, any_host: bool = False) -> None:
     """Refuses requests that a web page of another site has caused."""
     host = headers.one(b"host") or ""
-    if not (config.any_host or is_own_host(host, config.hosts)):
+    if not (any_host or config.any_host or is_own_host(host, config.hosts)):
         raise HttpError(
             403, f"the Host header is {host[:100]!r}, expected a loopback name", code="host"
         )
@@ -221,18 +252,20 @@ class Body:
     Args:
         scope: the request, with its owner.
         state: the state of the server: its limits, and the bodies of other requests.
+        mount: the mounted app that gets the request.
 
     Raises:
         HttpError: its length, coding or type is refused.
     """
 
-    def __init__(self, scope: Scope, state: ServerState) -> None:
+    def __init__(self, scope: Scope, state: ServerState, mount: MountedApp | None) -> None:
         headers, path, limits = Headers(scope), scope["path"], state.limits
-        is_import = path == "/v1/sessions/import"
-        self.most = limits.import_body if is_import else limits.body
+        is_import = mount is None and path == "/v1/sessions/import"
+        most = mount.body if mount is not None else limits.import_body if is_import else None
+        self.most = limits.body if most is None else most
         """Largest size, in bytes."""
-        self._bodies = None if is_import else state.bodies  # archives are written to a file
-        self._owner: str = scope["lmchat.owner"]
+        self._bodies = state.bodies if most is None else None  # archives are written to a file
+        self._owner: str = scope.get(OWNER) or f"{mount and mount.path}/"  # no owner has a slash
         self._size = 0
         lengths, codings = headers.all(b"content-length"), headers.all(b"transfer-encoding")
         if len(lengths) + len(codings) > 1:
@@ -242,7 +275,7 @@ class Body:
             raise HttpError(400, f"Content-Length is {length[:100]!r}, expected a number")
         if len(length) > 20 or int(length) > self.most:
             raise too_large(self.most)
-        if codings or int(length):
+        if mount is None and (codings or int(length)):
             is_inference = path.startswith("/v2/")
             _check_type(headers, _BINARY if is_import or is_inference else {_JSON}, is_inference)
 

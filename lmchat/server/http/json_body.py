@@ -25,7 +25,7 @@ async def parsed(body: bytes, most: int = MAX_VALUES) -> Any:
     """Returns the value of a JSON body, without NaN and infinities.
 
     Raises:
-        HttpError: it is no JSON, or has more than `most` values.
+        HttpError: it is not JSON, or has more than `most` values.
     """
     if sum(body.count(one) for one in _SEPARATORS) > most:
         found = await shared.run(values, body, most)
