@@ -1,0 +1,12 @@
+"""`lmchat deploy`: several `lmchat serve` processes (replicas) behind HAProxy.
+
+- `command`: the commands, and the options of `serve` that are passed on.
+- `placement`: the cores, GPUs and memory of each replica.
+- `launcher`: starts the replicas and the proxy, reports on them and ends them.
+- `process`: one child process, which is started again when it ends.
+- `proxy`: HAProxy's program and configuration.
+- `printed`: files for other supervisors.
+- `registry`: the one deployment of a data directory, and requests to its launcher.
+
+Not here: what replicas share and how a session moves between them (`lmchat.store`).
+"""

@@ -1,0 +1,137 @@
+"""What each replica computes on: cores, a GPU, and its share of the memory."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import turbomind._C as _C
+from lmchat.bundled import find_model
+from lmchat.errors import InvalidRequest
+from turbomind.defaults import CPU, CacheSize
+from turbomind.device import gpu_options, named_device, rank_count
+from turbomind.machine import available_memory, cores, parse_bytes, physical_cores
+from turbomind.memory_budget import attention_bytes, check_parts, parts_of
+from turbomind.params import integer
+
+from ..options import described
+
+LAST_SECONDS = 60.0
+"""Time for a replica that ends, after its time to drain: it writes its pages."""
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_MOST = (1 << 31) - 1  # of an option that the core holds as an int
+
+
+@dataclass(frozen=True)
+class Place:
+    """What one replica computes on.
+
+    Attributes:
+        cpus: its CPUs.
+        device: the device in words: "GPU 0" or "CPU 0,1".
+        visible: its GPU, as in $CUDA_VISIBLE_DEVICES.
+        cache_memory: bytes of its KV cache; None: the option as it is given.
+    """
+
+    cpus: frozenset[int]
+    device: str
+    visible: str | None = None
+    cache_memory: int | None = None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of its process. Without the first one, modules in the working directory would
+        come first."""
+        return {"PYTHONSAFEPATH": "1"} | ({_VISIBLE: self.visible} if self.visible else {})
+
+    def command(self, arguments: Sequence[str]) -> list[str]:
+        """Returns its command line without --uds, from the words after `lmchat`."""
+        cache = [f"--cache-memory={self.cache_memory}"] if self.cache_memory else []
+        return [sys.executable, "-m", "lmchat.cli", *arguments, *cache]
+
+
+def places(replicas: int, model: str | None, options: Mapping[str, Any]) -> list[Place]:
+    """Returns the place of each replica.
+
+    Args:
+        replicas: how many there are.
+        model: the model.
+        options: the options of the engine that are given.
+
+    Raises:
+        InvalidRequest: there are too few GPUs, or too little memory for all replicas together.
+    """
+    if replicas < 1:
+        raise InvalidRequest(f"--replicas is {replicas}, expected 1 or more")
+    named = {name: options.get(name, "auto") for name in ("device", "isa", "dtype", "kv_dtype")}
+    device = str(named_device(**named, tp=rank_count(options.get("tp")))[0])
+    parts = split(cores()[: physical_cores()], replicas)
+    if gpus := _gpus(device, replicas):
+        return [Place(cpus, f"GPU {gpu}", gpu) for cpus, gpu in zip(parts, gpus, strict=False)]
+    memory = None if device.startswith("cuda") else _cache(replicas, model, options)
+    is_cpu = device in ("auto", "cpu")
+    return [
+        Place(cpus, f"CPU {','.join(map(str, sorted(cpus)))}" if is_cpu else device, None, memory)
+        for cpus in parts
+    ]
+
+
+def split(of: Sequence[frozenset[int]], replicas: int) -> list[frozenset[int]]:
+    """Returns the CPUs of each replica: neighbouring cores, which replicas share if there are few.
+
+    Args:
+        of: the CPUs of each core.
+        replicas: how many replicas there are.
+    """
+    if replicas >= len(of):
+        return [of[n % len(of)] for n in range(replicas)]
+    ends = [len(of) * n // replicas for n in range(replicas + 1)]
+    return [frozenset().union(*of[a:b]) for a, b in itertools.pairwise(ends)]
+
+
+def _gpus(device: str, replicas: int) -> list[str]:
+    """Returns the GPUs for replicas, as in $CUDA_VISIBLE_DEVICES; none where the CPU computes, or
+    where the device's number is given."""
+    if device.startswith("cuda:") and replicas > 1:
+        raise InvalidRequest(f"device is {device!r} for {replicas} replicas, expected 'cuda'")
+    if device not in ("auto", "cuda"):
+        return []
+    if device == "cuda":
+        gpu_options(device)  # raises where there is none
+    count = sum(gpu.kind == "cuda" for gpu in _C.gpu_devices())
+    if replicas > count > 0:
+        raise InvalidRequest(
+            f"--replicas is {replicas}, expected at most {count}, the number of GPUs; with "
+            "--device cpu the CPU computes"
+        )
+    visible = os.environ.get(_VISIBLE)
+    return (visible.split(",") if visible else list(map(str, range(count))))[:count]
+
+
+def _cache(replicas: int, model: str | None, options: Mapping[str, Any]) -> int:
+    """Returns the bytes of each replica's KV cache on the CPU, once all replicas fit the memory."""
+    core = _C.EngineOptions()
+    for name in ("prefill_chunk", "max_batch_size"):
+        default = getattr(CPU, name, getattr(core, name))
+        setattr(core, name, integer(name, options.get(name, default), 1, _MOST))
+    if "host_memory" in options:
+        core.host_bytes = parse_bytes("host_memory", options["host_memory"])
+    info = described(
+        find_model(model), options, weights=options.get("load_format", "auto") != "dummy"
+    )
+    threads = options.get("threads") or -(-physical_cores() // replicas)
+    isa = _C.resolve_isa(options.get("isa", "auto"))
+    share = available_memory() // replicas
+    parts = parts_of(
+        info,
+        core,
+        CacheSize(options.get("cache_memory")),
+        share,
+        attention_bytes(info.description, isa, threads),
+    )
+    check_parts(parts, share, f"that each of {replicas} replicas may use now")
+    return next(part.bytes for part in parts if part.name == "KV cache")

