@@ -8,9 +8,10 @@ import typer
 
 import lmchat
 
-from . import info
+from . import info, web
 from .bench import command as bench
 from .chat import command as chat
+from .deploy import command as deploy
 from .errors import ONE_QUESTION
 from .serve import command as serve
 from .sessions import command as sessions
@@ -25,7 +26,9 @@ app = typer.Typer(
 )
 app.command("chat", epilog=ONE_QUESTION)(chat.command)
 app.command("serve", short_help="Serve a model over HTTP.")(serve.command)
+app.command("web", short_help="Serve a chat page, and the API of serve.")(web.command)
 app.command("info", short_help="Show this machine and the memory a model needs.")(info.command)
+app.add_typer(deploy.app, name="deploy")
 app.add_typer(sessions.app, name="sessions")
 app.add_typer(bench.app, name="bench")
 
@@ -50,6 +53,8 @@ def _root(
       lmchat chat ./Qwen2.5-0.5B-Instruct
       lmchat chat ./Qwen2.5-0.5B-Instruct -p "What is a page table?"
       lmchat serve ./Qwen2.5-0.5B-Instruct
+      lmchat web ./Qwen2.5-0.5B-Instruct
+      lmchat deploy ./Qwen2.5-0.5B-Instruct --replicas 2
       lmchat info ./Qwen2.5-0.5B-Instruct
       lmchat sessions list
       lmchat bench engine ./Qwen2.5-0.5B-Instruct

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from turbomind import _C
-from turbomind.loading.loader import KV_BYTES, WEIGHT_BYTES
-from turbomind.models import Description
+from turbomind.defaults import CPU, pool_sizes
+from turbomind.loading.loader import KV_BYTES
+from turbomind.models import Description, Layer
 
 PAGE_TOKENS = _C.PAGE_TOKENS
 
@@ -32,25 +33,42 @@ def products(model: Description) -> list[Product]:
     for layer in model.layers:
         q, kv = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
         for shape in (
-            ("qkv", q + 2 * kv, model.hidden),
+            ("qkv", q + (2 * kv if layer.kv_layer < 0 else 0), model.hidden),
             ("attn_out", model.hidden, q),
-            ("gate_up", 2 * layer.intermediate, model.hidden),
-            ("down", model.hidden, layer.intermediate),
+            *_mlp_products(layer, model.hidden),
+            *_per_layer_products(model),
         ):
             counts[shape] = counts.get(shape, 0) + 1
     found = [Product(name, n, k, count) for (name, n, k), count in counts.items()]
     return [*found, Product("head", model.vocab, model.hidden, 1)]
 
 
-def step_weight_bytes(model: Description, dtype: str) -> int:
-    """Returns the bytes of weights that one decode step reads, for any batch size."""
-    return sum(p.elements for p in products(model)) * WEIGHT_BYTES[dtype]
+def _mlp_products(layer: Layer, hidden: int) -> list[tuple[str, int, int]]:
+    """Returns the products of an MLP, of a router and of the experts of a token."""
+
+    def gated(inner: int) -> list[tuple[str, int, int]]:
+        return [("gate_up", 2 * inner, hidden), ("down", hidden, inner)]
+
+    mlp = gated(layer.intermediate) if layer.intermediate else []
+    if layer.experts is None:
+        return mlp
+    experts = gated(layer.experts.intermediate) * layer.experts.top_k
+    return [*mlp, ("router", layer.experts.count, hidden), *experts]
 
 
-def page_bytes(model: Description, kv_dtype: str) -> int:
-    """Returns the bytes of PAGE_TOKENS tokens of KV, all layers, including padding of the heads."""
+def _per_layer_products(model: Description) -> list[tuple[str, int, int]]:
+    """Returns the products with which a layer computes and mixes in its per-layer input."""
+    if not model.per_layer:
+        return []
+    into = ("per_layer_in", model.per_layer, model.hidden)
+    return [into, into, ("per_layer_out", model.hidden, model.per_layer)]
+
+
+def page_bytes(model: Description, kv_dtype: str, ranks: int = 1) -> int:
+    """Returns the bytes of PAGE_TOKENS tokens of KV, all layers and ranks, including padding of the
+    heads."""
     config = model.to_core("bfloat16", kv_dtype, "")
-    return sum(group.page_bytes for group in _C.plan_cache(config))
+    return sum(group.page_bytes for group in _C.plan_cache(config, ranks))
 
 
 def kv_read_bytes(model: Description, kv_dtype: str, context: int) -> int:
@@ -61,9 +79,15 @@ def kv_read_bytes(model: Description, kv_dtype: str, context: int) -> int:
     )
 
 
-def tokens_that_fit(model: Description, kv_dtype: str, cache_bytes: int) -> int:
-    """Returns how many tokens of KV, of all sequences together, fit in `cache_bytes`."""
-    return cache_bytes // page_bytes(model, kv_dtype) * PAGE_TOKENS
+def tokens_that_fit(model: Description, kv_dtype: str, cache_bytes: int, ranks: int = 1) -> int:
+    """Returns how many tokens of KV, of all sequences together, fit in `cache_bytes`.
+
+    Layers with windows hold no more than those, as in an engine on the CPU with default options.
+    """
+    groups = _C.plan_cache(model.to_core("bfloat16", kv_dtype, ""), ranks)
+    options = _C.EngineOptions()
+    options.prefill_chunk = CPU.prefill_chunk
+    return max(pool_sizes(groups, options, cache_bytes)) * PAGE_TOKENS
 
 
 def prefill_flops(model: Description, tokens: int) -> int:

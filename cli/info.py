@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from pathlib import Path
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,13 +21,14 @@ from turbomind.device import (
     is_automatic,
     library_folders,
     model_fault,
+    rank_count,
 )
 from turbomind.loading.loader import KV_BYTES, ModelInfo, float16_note
 from turbomind.machine import physical_cores
-from turbomind.models.config import read_json
+from turbomind.models import Description
 
 from . import facts
-from .options import Device, Json, described
+from .options import Device, GroupSize, Head, Json, Quantize, Tp, described
 from .terminal.texts import human_bytes
 
 if TYPE_CHECKING:
@@ -39,13 +40,18 @@ def command(
         str | None,
         typer.Argument(
             metavar="MODEL",
-            help="Folder, config.json or hub name; memo: the model that ships with lmchat.",
+            help="Folder, GGUF file, config.json or hub name; memo: the model that ships with "
+            "lmchat.",
         ),
     ] = None,
     dtype: Annotated[
         str, typer.Option(help="Data type of the weights: auto, bfloat16, float16 or float32.")
     ] = "auto",
+    quantize: Quantize = None,
+    head: Head = None,
+    group_size: GroupSize = None,
     device: Device = None,
+    tp: Tp = None,
     cache_memory: Annotated[
         str | None,
         typer.Option(
@@ -55,7 +61,7 @@ def command(
         ),
     ] = None,
     rope_length: Annotated[
-        int | None, typer.Option(help="Sequence length assumed by dynamic RoPE scaling.")
+        int | None, typer.Option(help="Sequence length assumed by dynamic and longrope scaling.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -73,9 +79,11 @@ def command(
       lmchat info ./Qwen2.5-0.5B-Instruct --cache-memory 4GiB
       lmchat info ./config.json --json
     """
-    report: dict[str, Any] = {"version": lmchat.__version__, "machine": machine(device or "auto")}
+    here = machine(device or "auto", tp)
+    report: dict[str, Any] = {"version": lmchat.__version__, "machine": here}
     if model is not None:
         options = {"device": device or "auto", "dtype": dtype, "rope_length": rope_length}
+        options |= {"quantize": quantize, "head": head, "group_size": group_size, "tp": tp}
         info, fault = on_its_device(find_model(model), options)
         cache_bytes = CacheSize(cache_memory).on_host(info.weight_bytes)
         report["model"] = model_facts(info, cache_bytes) | {"gpu_fault": fault}
@@ -99,15 +107,16 @@ def on_its_device(
     """Describes the model as an engine with these options loads it.
 
     Args:
-        model: Folder, config.json or hub name.
-        options: `device`, `dtype` and `rope_length`, as the command line gives them.
+        model: Folder, GGUF file, config.json or hub name.
+        options: `device`, `dtype`, `rope_length`, `quantize`, `head`, `group_size` and `tp`, as
+            the command line gives them.
 
     Returns:
         The description, and the reason why the GPU cannot run the model, None without one. Where
         the device was chosen automatically, the description is then that of the CPU.
     """
     info = described(model, options, weights=False)
-    gpu = gpu_options(options["device"], dtype=options["dtype"])
+    gpu = gpu_options(options["device"], dtype=options["dtype"], tp=rank_count(options.get("tp")))
     fault = model_fault(info, gpu) if gpu else ""
     if not fault:
         return info, None
@@ -116,13 +125,14 @@ def on_its_device(
     return info, f"{device_name(gpu)}: {fault}"
 
 
-def machine(device: str = "auto") -> dict[str, Any]:
+def machine(device: str = "auto", tp: int | None = None) -> dict[str, Any]:
     """Returns the facts about this machine: processor, memory, instruction sets and GPUs.
 
     Args:
         device: The device to resolve, as on the command line.
+        tp: The ranks, as on the command line.
     """
-    gpu = gpu_options(device)
+    gpu = gpu_options(device, tp=rank_count(tp))
     fault = gpu_fault()
     gpus = [found for found in _C.gpu_devices() if found.kind == "cuda"]
     return {
@@ -146,6 +156,16 @@ def machine(device: str = "auto") -> dict[str, Any]:
     }
 
 
+def _other_heads(model: Description) -> list[dict[str, int]]:
+    """Returns how heads of other layers differ from those of the first, with their layers."""
+    shapes = Counter((layer.kv_heads, layer.head_dim) for layer in model.layers)
+    del shapes[model.layers[0].kv_heads, model.layers[0].head_dim]
+    return [
+        {"layers": layers, "kv_heads": kv_heads, "head_dim": dim}
+        for (kv_heads, dim), layers in shapes.items()
+    ]
+
+
 def model_facts(info: ModelInfo, cache_bytes: int) -> dict[str, Any]:
     """Returns the shape of a model and its sizes: weights, KV bytes per token, cached tokens.
 
@@ -164,27 +184,45 @@ def model_facts(info: ModelInfo, cache_bytes: int) -> dict[str, Any]:
         "heads": layer.heads,
         "kv_heads": layer.kv_heads,
         "head_dim": layer.head_dim,
-        "intermediate": layer.intermediate,
+        "other_heads": _other_heads(model),
+        "intermediate": max(each.intermediate for each in model.layers),
+        "experts": _experts_facts(model),
         "vocabulary": model.vocab,
         "context": model.max_context,
         "windows": windows,
         "window_layers": sum(1 for each in model.layers if each.window),
-        "rope": rope_type(info),
+        "rope": info.rope_type,
         "tied_head": model.tied_head,
+        "encoders": list(info.encoders),
         "eos_token_ids": list(info.eos_token_ids),
         "unknown_fields": list(info.unknown_fields),
         "parameters": info.parameters,
         "dtype": info.dtype,
+        "weights": info.weights_text,
         "weight_bytes": info.weight_bytes,
         "kv_dtype": info.kv_dtype,
         "cache_bytes": cache_bytes,
+        "ranks": info.tp,
         "kv": {
             kv_dtype: {
-                "bytes_per_token": facts.page_bytes(model, kv_dtype) // facts.PAGE_TOKENS,
-                "tokens_that_fit": facts.tokens_that_fit(model, kv_dtype, cache_bytes),
+                "bytes_per_token": facts.page_bytes(model, kv_dtype, info.tp) // facts.PAGE_TOKENS,
+                "tokens_that_fit": facts.tokens_that_fit(model, kv_dtype, cache_bytes, info.tp),
             }
             for kv_dtype in KV_BYTES
         },
+    }
+
+
+def _experts_facts(model: Description) -> dict[str, int] | None:
+    layers = [layer.experts for layer in model.layers if layer.experts is not None]
+    if not layers:
+        return None
+    experts = layers[0]
+    return {
+        "count": experts.count,
+        "top_k": experts.top_k,
+        "intermediate": experts.intermediate,
+        "layers": len(layers),
     }
 
 
@@ -194,15 +232,14 @@ def chat_facts(info: ModelInfo) -> dict[str, Any] | None:
     A broken tokenizer or template gives a dict with only "error".
     """
     from lmchat.errors import Error
+    from lmchat.text.model_text import has_tokenizer, read_text
     from lmchat.text.prompt import PromptBuilder
-    from lmchat.text.template import ChatTemplate
-    from lmchat.text.tokenizer import Tokenizer
 
-    if not has_tokenizer(info.path):
+    if not has_tokenizer(info):
         return None
     try:
-        template = ChatTemplate.from_folder(info.path)
-        found = PromptBuilder(Tokenizer.from_folder(info.path), template).info
+        text = read_text(info)
+        found = PromptBuilder(text.tokenizer, text.template).info
     except Error as error:
         return {"error": str(error)}
     return {
@@ -213,19 +250,6 @@ def chat_facts(info: ModelInfo) -> dict[str, Any] | None:
         "thinking_switch": found.switch and dataclasses.asdict(found.switch),
         "notes": list(found.notes),
     }
-
-
-def has_tokenizer(path: Path) -> bool:
-    """Returns whether the path is a folder with a tokenizer."""
-    names = ("tokenizer.json", "tokenizer.model")
-    return path.is_dir() and any((path / name).is_file() for name in names)
-
-
-def rope_type(info: ModelInfo) -> str:
-    """Returns the RoPE scaling that the configuration names; "default" for none."""
-    config = read_json(info.path / "config.json" if info.path.is_dir() else info.path)
-    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    return str(scaling.get("rope_type", scaling.get("type", "default")))
 
 
 def _table(title: str, rows: list[tuple[str, str]]) -> Table:
@@ -264,18 +288,29 @@ def _device_text(machine: dict[str, Any]) -> str:
     return f"{machine['device']}; {fault}" if fault else str(machine["device"])
 
 
+def _heads_text(model: dict[str, Any]) -> str:
+    text = f"{model['heads']}, kv {model['kv_heads']}, dim {model['head_dim']}"
+    for other in model["other_heads"]:
+        text += f"; kv {other['kv_heads']}, dim {other['head_dim']} in {other['layers']} layers"
+    return text
+
+
 def _model_table(model: dict[str, Any]) -> Table:
     windows = ", ".join(map(str, model["windows"]))
     attention = f"{windows} tokens in {model['window_layers']} layers" if windows else "none"
+    experts = model["experts"]
+    mlp = f", mlp {model['intermediate']}" if model["intermediate"] else ""
     rows = [
         ("architecture", model["architecture"]),
-        ("layers", f"{model['layers']}, hidden {model['hidden']}, mlp {model['intermediate']}"),
-        ("heads", f"{model['heads']}, kv {model['kv_heads']}, dim {model['head_dim']}"),
+        ("layers", f"{model['layers']}, hidden {model['hidden']}{mlp}"),
+        *([("experts", _experts_text(experts))] if experts else []),
+        ("heads", _heads_text(model)),
         ("vocabulary", f"{model['vocabulary']}{', tied head' if model['tied_head'] else ''}"),
         ("context", f"{model['context']} tokens, rope {model['rope']}"),
         ("windows", attention),
+        *([("ranks", f"{model['ranks']} (tensor parallelism)")] if model["ranks"] > 1 else []),
         ("parameters", f"{model['parameters']:,}"),
-        ("weights", f"{human_bytes(model['weight_bytes'])} as {model['dtype']}"),
+        ("weights", f"{human_bytes(model['weight_bytes'])} as {model['weights']}"),
     ]
     for kv_dtype, kv in model["kv"].items():
         chosen = " (chosen)" if kv_dtype == model["kv_dtype"] else ""
@@ -288,11 +323,20 @@ def _model_table(model: dict[str, Any]) -> Table:
         )
     if model["note"]:
         rows.append(("note", model["note"]))
+    if model["encoders"]:
+        rows.append(("not loaded", f"{' and '.join(model['encoders'])}: only text is understood"))
     if model["unknown_fields"]:
         rows.append(("ignored fields", ", ".join(model["unknown_fields"])))
     if model["gpu_fault"]:
         rows.append(("not on a GPU", model["gpu_fault"]))
     return _table(model["path"], rows + _chat_rows(model["chat"]))
+
+
+def _experts_text(experts: dict[str, int]) -> str:
+    return (
+        f"{experts['count']}, {experts['top_k']} per token, mlp {experts['intermediate']}, "
+        f"in {experts['layers']} layers"
+    )
 
 
 def _chat_rows(chat: dict[str, Any] | None) -> list[tuple[str, str]]:

@@ -6,19 +6,22 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from turbomind import _C
-from turbomind.device import gpu_options
+from turbomind.device import gpu_options, rank_count
 from turbomind.loading.loader import ModelInfo, describe
+from turbomind.loading.quantize import read_quantize
+
+Result = TypeVar("Result")
 
 Model = Annotated[
     str | None,
     typer.Argument(
         metavar="MODEL",
-        help="Model folder or hub name; memo: the small model that ships with lmchat.",
+        help="Model folder, GGUF file or hub name; memo: the small model that ships with lmchat.",
     ),
 ]
 
@@ -41,8 +44,35 @@ Device = Annotated[
     ),
 ]
 
+Quantize = Annotated[
+    str | None,
+    typer.Option(
+        help="Quantize the weights while loading, on the CPU: int8 or int4. [default: no]"
+    ),
+]
+Head = Annotated[
+    str | None,
+    typer.Option(
+        help="With --quantize, the head's format: int8, int4 or keep. [default: int8] Of a "
+        "quantized checkpoint with a 16-bit head: int8."
+    ),
+]
+GroupSize = Annotated[
+    int | None,
+    typer.Option(help="Of --quantize int4, inputs per scale: 32, 64 or 128. [default: 128]"),
+]
+
+Tp = Annotated[
+    int | None,
+    typer.Option(
+        help="Tensor parallelism: ranks of the CPU that the model is cut over. [default: "
+        "$TURBOMIND_TP, else 1]"
+    ),
+]
+
 ENGINE_OPTIONS: dict[str, Any] = {
     "device": Device,
+    "tp": Tp,
     "deterministic": Annotated[
         bool | None,
         typer.Option(
@@ -57,6 +87,9 @@ ENGINE_OPTIONS: dict[str, Any] = {
             help="Data type of the weights: auto, bfloat16, float16 or float32. [default: auto]"
         ),
     ],
+    "quantize": Quantize,
+    "head": Head,
+    "group_size": GroupSize,
     "kv_dtype": Annotated[
         str | None,
         typer.Option(
@@ -97,19 +130,19 @@ ENGINE_OPTIONS: dict[str, Any] = {
         str | None, typer.Option(help="auto, or dummy for random weights. [default: auto]")
     ],
     "rope_length": Annotated[
-        int | None, typer.Option(help="Sequence length assumed by dynamic RoPE scaling.")
+        int | None, typer.Option(help="Sequence length assumed by dynamic and longrope scaling.")
     ],
 }
 """Name of the option in `turbomind.Engine` -> annotation. None means the engine's default."""
 
 
-def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
+def with_engine_options(command: Callable[..., Result]) -> Callable[..., Result]:
     """Adds ENGINE_OPTIONS to a command, which receives the given ones as the dict `engine`."""
 
     @functools.wraps(command)
-    def wrapper(**arguments: Any) -> None:
+    def wrapper(**arguments: Any) -> Result:
         given = {name: arguments.pop(name) for name in ENGINE_OPTIONS}
-        command(**arguments, engine={k: v for k, v in given.items() if v is not None})
+        return command(**arguments, engine={k: v for k, v in given.items() if v is not None})
 
     own = inspect.signature(command, eval_str=True).parameters.values()
     added = [
@@ -128,17 +161,25 @@ def described(
     """Describes the model as an engine with these options loads it.
 
     Args:
-        model: Folder or hub name of the model.
+        model: Folder, GGUF file or hub name of the model.
         engine: The given engine options.
         weights: Also look at the weight files.
     """
     given = _given(engine, "dtype", "kv_dtype", "rope_length")
-    return describe(model, **given, weights=weights, gpu=chosen_gpu(engine) is not None)
+    return describe(
+        model,
+        **given,
+        weights=weights,
+        gpu=chosen_gpu(engine) is not None,
+        quantize=read_quantize(*map(engine.get, ("quantize", "head", "group_size"))),
+        tp=rank_count(engine.get("tp")),
+    )
 
 
 def chosen_gpu(engine: Mapping[str, Any]) -> _C.GpuOptions | None:
     """Returns the GPU that an engine with these options uses; None for the CPU."""
-    return gpu_options(**_given(engine, "device", "deterministic", "isa", "dtype", "kv_dtype"))
+    given = _given(engine, "device", "deterministic", "isa", "dtype", "kv_dtype")
+    return gpu_options(**given, tp=rank_count(engine.get("tp")))
 
 
 def _given(engine: Mapping[str, Any], *names: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from turbomind.errors import ModelError
 from turbomind.models import FAMILIES, Family, Layer
-from turbomind.models.rope import TYPES
+from turbomind.models.rope import PROPORTIONAL
 
 BEGIN = "<!-- support table: make docs -->"
 END = "<!-- end of support table -->"
@@ -19,41 +19,55 @@ END = "<!-- end of support table -->"
 _SMALL: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 128,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 4,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 16,
     "vocab_size": 128,
     "max_position_embeddings": 256,
+    "hidden_size_per_layer_input": 0,
 }
-_ROPE = {"factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-_ROPE_KEYS = {"default": (), "linear": ("factor",), "dynamic": ("factor",), "yarn": ("factor",)}
+_ROPE: dict[str, dict[str, Any]] = {
+    "linear": {"factor": 2.0},
+    "dynamic": {"factor": 2.0},
+    "yarn": {"factor": 2.0},
+    "llama3": {"factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "longrope": {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8},
+}
+
+
+def _layers(family: Family, **fields: Any) -> tuple[Layer, ...]:
+    """Returns the layers of a small model with `fields`; none if the family refuses one."""
+    try:
+        return family.describe(_SMALL | fields).layers
+    except ModelError:
+        return ()
 
 
 def _layer(family: Family, **fields: Any) -> Layer | None:
-    """Returns the last layer of a small model with `fields`, or None if the family refuses one."""
-    try:
-        return family.describe(_SMALL | fields).layers[-1]
-    except ModelError:
-        return None
+    """Returns the last layer of such a model, or None if the family refuses a field."""
+    return next(reversed(_layers(family, **fields)), None)
 
 
 def _ropes(family: Family) -> str:
-    accepted = []
-    for kind in TYPES:
-        keys = _ROPE_KEYS.get(kind, tuple(_ROPE))
-        scaling = {"rope_type": kind} | {key: _ROPE[key] for key in keys}
-        if kind != "default" and _layer(family, rope_scaling=scaling) is not None:
-            accepted.append(kind)
-    return ", ".join(accepted)
+    scalings = {kind: {"rope_type": kind} | keys for kind, keys in _ROPE.items()}
+    found = [kind for kind in scalings if _layer(family, rope_scaling=scalings[kind]) is not None]
+    return ", ".join(found + [kind for kind in family.rope_rules.types if kind == PROPORTIONAL])
 
 
 def _has_window(family: Family) -> bool:
-    layer = _layer(family, sliding_window=64) or _layer(family)
-    if layer is not None and not layer.window:
-        fields = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 0}
-        layer = _layer(family, **fields)
-    return layer is not None and layer.window > 0
+    fields = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 0}
+    layers = _layers(family, sliding_window=64) + _layers(family, **fields)
+    return any(layer.window for layer in layers)
+
+
+def _experts(family: Family) -> str:
+    fields = {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 64}
+    optional = _layer(family, enable_moe_block=True, **fields)
+    for layer, text in ((_layer(family), "yes"), (optional, "`enable_moe_block`")):
+        if layer is not None and layer.experts is not None:
+            return text
+    return "no"
 
 
 def _biases(family: Family) -> str:
@@ -71,15 +85,16 @@ def _reads(family: Family, flag: str) -> bool:
 def table() -> str:
     """Returns the table as Markdown."""
     lines = [
-        "| `architectures` | attention | biases | q/k norm | rope scalings |",
-        "|---|---|---|---|---|",
+        "| `architectures` | attention | experts | biases | q/k norm | rope scalings |",
+        "|---|---|---|---|---|---|",
     ]
     for kind in FAMILIES:
-        family = kind()
+        family = kind("")  # without an architecture the fields are those of the language model
         layer = _layer(family)
         attention = "full, sliding window" if _has_window(family) else "full"
         norm = "yes" if layer is not None and layer.qk_norm else "no"
-        cells = (f"`{kind.architecture}`", attention, _biases(family), norm, _ropes(family))
+        names = ", ".join(f"`{name}`" for name in (*kind.names, *kind.wrappers))
+        cells = (names, attention, _experts(family), _biases(family), norm, _ropes(family))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

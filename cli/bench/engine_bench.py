@@ -72,14 +72,14 @@ def run(
         A JSON-able report; times in seconds, rates per second.
     """
     model = info.description
-    weights = facts.step_weight_bytes(model, info.dtype)
     # Measured before the engine allocates most of a GPU's memory.
-    limits = ceilings(gpu, options.get("isa"), options["threads"], weights)
+    limits = ceilings(gpu, options.get("isa"), options["threads"], info.step_weight_bytes())
     report: dict[str, Any] = {
         "model": str(info.path),
         "architecture": model.architecture,
         "parameters": info.parameters,
         "dtype": info.dtype,
+        "weights": info.weights_text,
         "kv_dtype": info.kv_dtype,
         "cpu": _C.cpu_name(),
         "ceilings": dataclasses.asdict(limits),
@@ -108,11 +108,16 @@ def bare_products(info: ModelInfo, limits: Ceilings, m: int) -> list[dict[str, A
     found = []
     assert limits.isa is not None
     assert limits.threads is not None
+    # Of an embedding and a head of one shape the head is the later one.
+    formats = {(slot.rows, slot.cols): slot.format for slot in info.slots if slot.linear}
     for product in facts.products(info.description):
+        weight_format = formats[product.n, product.k]
+        limit = limits.int8 if weight_format.startswith("int") else limits.tiles
+        assert limit is not None
         rate = _C.measure_linear(
             limits.isa,
             limits.threads,
-            info.dtype,
+            weight_format,
             m,
             product.n,
             product.k,
@@ -124,7 +129,7 @@ def bare_products(info: ModelInfo, limits: Ceilings, m: int) -> list[dict[str, A
                 **dataclasses.asdict(product),
                 "m": m,
                 "flops_per_second": rate,
-                "of_tiles": rate / limits.tiles,
+                "of_tiles": rate / limit,
             }
         )
     return found
@@ -141,6 +146,8 @@ def _ceilings_table(found: Ceilings) -> Table:
     if found.copy is not None:
         rates["copy"] = f"{found.copy / 1e9:.1f} GB/s"
     rates["tiles"] = f"{found.tiles / 1e12:.3f} TFLOP/s"
+    if found.int8 is not None:
+        rates["int8"] = f"{found.int8 / 1e12:.3f} TOP/s"
     table = figures(found.name if found.isa is None else on_cpu, *rates)
     table.add_row(*rates.values())
     return table
@@ -151,7 +158,7 @@ def show(report: dict[str, Any]) -> None:
     printer = ReportPrinter()
     printer.print(
         f"{report['model']}: {report['architecture']}, {report['parameters']:,} parameters, "
-        f"{report['dtype']}, KV {report['kv_dtype']}, logits {report['logits_hash']}"
+        f"{report['weights']}, KV {report['kv_dtype']}, logits {report['logits_hash']}"
     )
     printer.print(_ceilings_table(Ceilings(**report["ceilings"])))
     printer.print(_prefill_table(report["prefill"]))

@@ -42,6 +42,9 @@ class Ceilings:
     """Bytes per second, read and written, of a copied stream; measured on a GPU only."""
     tiles: float
     """FLOPs per second of register-only products; on a GPU, of a large bfloat16 product."""
+    int8: float | None = None
+    """Operations per second of register-only products of bytes, which bound quantized weights;
+    measured on the CPU only."""
 
 
 def cpu_ceilings(isa: str, threads: int, buffer_bytes: int) -> Ceilings:
@@ -58,6 +61,7 @@ def cpu_ceilings(isa: str, threads: int, buffer_bytes: int) -> Ceilings:
         read=max(_C.measure_read(isa, threads, size, REPEAT_SECONDS) for _ in range(REPEATS)),
         copy=None,
         tiles=max(_C.measure_tiles(isa, threads, REPEAT_SECONDS) for _ in range(REPEATS)),
+        int8=max(_C.measure_int8(isa, threads, REPEAT_SECONDS) for _ in range(REPEATS)),
     )
 
 
@@ -178,7 +182,7 @@ class Bench:
             self._decode_round(batch, context, steps) for _ in range(repeat)
         )
         middle = context + steps // 2
-        weights = facts.step_weight_bytes(self.model, self.info.dtype)
+        weights = self.info.step_weight_bytes(batch)
         kv = batch * facts.kv_read_bytes(self.model, self.info.kv_dtype, middle)
         return Decode(
             batch=batch,

@@ -15,7 +15,6 @@ from turbomind import Engine, Handle
 from turbomind.errors import InvalidRequest
 from turbomind.loading.loader import ModelInfo
 
-from ..info import has_tokenizer
 from ..options import described
 from ..terminal.tables import ReportPrinter, figures
 from . import kv_tiers_bench, kv_tiers_view
@@ -224,16 +223,16 @@ def run(source: str | os.PathLike[str], plan: Plan, options: dict[str, Any]) -> 
 
 def _python(info: ModelInfo, plan: Plan) -> dict[str, Any]:
     """Measures templating and tokenization after a long history; empty without a tokenizer."""
-    if not has_tokenizer(info.path):
+    from lmchat.text.model_text import has_tokenizer, read_text
+
+    if not has_tokenizer(info):
         return {}
     from lmchat.text.prompt import PromptBuilder
-    from lmchat.text.template import ChatTemplate
-    from lmchat.text.tokenizer import Tokenizer
 
     from .template_bench import HISTORY_TOKENS, python_seconds
 
-    tokenizer = Tokenizer.from_folder(info.path)
-    builder = PromptBuilder(tokenizer, ChatTemplate.from_folder(info.path))
+    text = read_text(info)
+    tokenizer, builder = text.tokenizer, PromptBuilder(text.tokenizer, text.template)
     seconds = python_seconds(builder, tokenizer, words_of(tokenizer, plan.new_tokens))
     return {"history_tokens": HISTORY_TOKENS, "seconds_by_history_rule": seconds}
 
@@ -255,7 +254,9 @@ def _opened(
     info: ModelInfo, plan: Plan, options: dict[str, Any]
 ) -> Iterator[tuple[Engine, Callable[[], Conversation]]]:
     """Opens the engine; yields it and a function that starts a conversation."""
-    if has_tokenizer(info.path):
+    from lmchat.text.model_text import has_tokenizer
+
+    if has_tokenizer(info):
         import lmchat
 
         with lmchat.ChatEngine(info.path, store="memory", **options) as chat:

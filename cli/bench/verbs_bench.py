@@ -17,11 +17,12 @@ import numpy as np
 
 import lmchat
 from lmchat.bundled import bundled_model
+from lmchat.text.model_text import folder_has_tokenizer
 from turbomind import _C, Engine
 from turbomind.errors import InvalidRequest
+from turbomind.files.gguf import is_gguf
 
 from ..facts import PAGE_TOKENS
-from ..info import has_tokenizer
 from ..terminal.tables import ReportPrinter, figures
 from .disk import disk_facts, disk_note, fsync_seconds, scratch
 from .measure import GREEDY
@@ -91,12 +92,13 @@ def run(source: str | os.PathLike[str], plan: Plan, options: dict[str, Any]) -> 
 def _model(source: str | os.PathLike[str], folder: Path) -> Iterator[str | os.PathLike[str]]:
     """Yields the model; a config.json alone gets the tokenizer of the model that ships."""
     path = Path(source)
-    if has_tokenizer(path) or not (path / "config.json" if path.is_dir() else path).is_file():
+    config_path = path / "config.json" if path.is_dir() else path
+    if folder_has_tokenizer(path) or is_gguf(path) or not config_path.is_file():
         yield source
         return
     made = folder / "model"
     made.mkdir()
-    config = json.loads((path / "config.json" if path.is_dir() else path).read_text())
+    config = json.loads(config_path.read_text())
     (made / "config.json").write_text(json.dumps(config))
     for name in TOKENIZER_FILES:
         shutil.copy(bundled_model() / name, made)

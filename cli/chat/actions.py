@@ -169,6 +169,30 @@ def edit(chat: ChatContext, argument: str) -> None:
     chat.answer(lambda: session.edit(index, new, stream=True), again=asks)
 
 
+def edit_reply(chat: ChatContext, argument: str) -> None:
+    """Replaces a reply: `/edit_reply [N] [TEXT]`."""
+    session = chat.session
+    if not chat.is_seen():
+        return
+    if not users(session):
+        _nothing_to(chat, "edit")
+        return
+    given = _NUMBER_AND_TEXT.match(argument)
+    number, text = given.groups() if given else (None, argument)
+    index = question_index(session, number or str(len(users(session))))
+    if not text or not text.strip(QUOTES):
+        if not can_prefill():
+            raise InvalidRequest(
+                "this terminal cannot show the old text, expected /edit_reply N TEXT"
+            )
+        old = [turn for turn in session.turns if turn.role == "assistant"][index].text
+        chat.next_text = f"/edit_reply {index + 1} {quote(old)}"
+        chat.screen.note("edit the reply: Enter stores it, Ctrl-C cancels")
+        return
+    session.edit_reply(index, unquote(text))
+    chat.screen.note(f"reply {index + 1} is replaced; /branches lists the old one")
+
+
 def continue_(chat: ChatContext, _argument: str) -> None:
     """Extends the last reply: `/continue`."""
     if not chat.is_seen():

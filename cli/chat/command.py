@@ -96,7 +96,10 @@ def command(
         float | None, typer.Option(help="Nucleus sampling. [default: the model's]")
     ] = None,
     top_k: Annotated[
-        int | None, typer.Option(help="Sample from so many tokens; 0: all. [default: the model's]")
+        int | None,
+        typer.Option(
+            help="Sample from this many of the likeliest tokens; 0: all. [default: the model's]"
+        ),
     ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Seed of the sampling. [default: a new one each reply]")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from lmchat.errors import ContextFull, EngineClosed, Error, SessionBusy, StoreError
+from lmchat.figures import usage_parts
 from lmchat.generation.generation import Delta, Progress, Reply
 
 from ..errors import CLOSED_PIPE, drop_output
@@ -24,7 +25,7 @@ from ..terminal.texts import clean, counted
 from . import slash_commands, views
 from .actions import users
 from .context import Leave, StartReply
-from .reply_status import FORK, ROOM, ending, is_withdrawn, usage_parts
+from .reply_status import FORK, ROOM, ending, is_withdrawn
 from .reply_view import MarkdownView, PlainView, View
 from .session_choice import NEW, Choice, drop_if_empty
 

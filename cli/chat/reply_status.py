@@ -1,10 +1,10 @@
-"""Status lines of a reply: progress of the prefill, usage and timings."""
+"""Status lines of a reply: progress of the prefill, and why it ended."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..terminal.texts import duration, latency
+from lmchat.figures import duration, usage_parts
 
 if TYPE_CHECKING:
     from lmchat.generation.generation import Reply
@@ -14,37 +14,9 @@ FORK = "/fork continues in a copy"
 ROOM = "/undo or /new makes room"
 
 
-def usage_parts(reply: Reply, length: int, max_context: int) -> list[str]:
-    """Returns the facts about a reply: new and cached tokens, TTFT, tokens per second, context.
-
-    Args:
-        reply: The reply.
-        length: Length of the session, in tokens.
-        max_context: Size of the model's context, in tokens.
-    """
-    usage, timings = reply.usage, reply.timings
-    cached = f"{usage.cached_tokens:,} cached"
-    if usage.loaded_tokens:
-        cached += f" ({usage.loaded_tokens:,} from disk)"
-    parts = [f"{usage.prompt_tokens - usage.cached_tokens:,} new + {cached}"]
-    if timings.ttft:
-        parts.append(f"TTFT {latency(timings.ttft)}")
-    if timings.tpot:
-        rate = 1 / timings.tpot
-        parts.append(f"{rate:,.{1 if rate < 100 else 0}f} tok/s")
-    return [*parts, context_use(length, max_context)]
-
-
 def usage_line(reply: Reply, length: int, max_context: int) -> str:
     """Returns `usage_parts` as one line."""
     return " · ".join(usage_parts(reply, length, max_context))
-
-
-def context_use(length: int, max_context: int) -> str:
-    """Returns the use of the context, such as `context 25 / 4,096 (1%)`."""
-    share = 100 * length / max_context
-    percent = "<1" if 0 < share < 1 else f"{share:.0f}"
-    return f"context {length:,} / {max_context:,} ({percent}%)"
 
 
 def is_withdrawn(reply: Reply) -> bool:

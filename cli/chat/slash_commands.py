@@ -173,6 +173,11 @@ _TABLE = (
         _complete_questions,
     ),
     SlashCommand(
+        "edit_reply", "[N] [TEXT]", "replace the reply to question N", actions.edit_reply,
+        "As /edit, but nothing is generated: the next question follows this reply.",
+        _complete_questions,
+    ),
+    SlashCommand(
         "continue", "", "extend the last reply from where it ended", actions.continue_,
         "After Ctrl-C or a length limit, the whole reply is the same as without the stop. A reply "
         "that the model ended is complete.",
@@ -200,8 +205,8 @@ _TABLE = (
     SlashCommand(
         "branches", "[N [K]]", "list the branches at question N, or switch to branch K",
         actions.branches,
-        "Without N: all questions with several branches. * marks the current one. /edit, /retry "
-        "and /undo create branches.",
+        "Without N: all questions with several branches. * marks the current one. /edit, "
+        "/edit_reply, /retry and /undo create branches.",
         _complete_branches,
     ),
     SlashCommand(
@@ -245,7 +250,7 @@ _TABLE = (
 COMMANDS = {command.name: command for command in _TABLE}
 
 SHOWING = frozenset(
-    ("new", "switch", "undo", "retry", "edit", "continue", "fork", "delete", "branches", "system",
-     "show", "import")
+    ("new", "switch", "undo", "retry", "edit", "edit_reply", "continue", "fork", "delete",
+     "branches", "system", "show", "import")
 )  # fmt: skip
 """Commands after which the screen shows the end of the conversation."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from lmchat.figures import context_use
 from lmchat.generation.state import State
 
 from ..sessions import conversation as talk
@@ -17,7 +18,7 @@ from ..terminal.screen import Screen
 from ..terminal.tables import columns
 from ..terminal.texts import clean, counted, excerpt
 from .context import ChatContext, SlashCommand
-from .reply_status import CONTINUE, context_use
+from .reply_status import CONTINUE
 from .setting_values import explanation, in_effect
 
 if TYPE_CHECKING:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import resource
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,14 +22,99 @@ from lmchat.errors import InvalidRequest
 
 from ..errors import INTERRUPTED, note
 from ..options import Model, with_engine_options
-from .options import config_of, engine_options, example, log_level
+from .options import Usage, config_of, engine_options, example, log_level
+
+if TYPE_CHECKING:
+    from lmchat import AsyncChatEngine
+    from lmchat.server.config import MountedApp, ServerConfig
 
 PORT = 23333
 _OTHER_FILES = 1024
 
+Mounts = Callable[["AsyncChatEngine", "ServerConfig"], Iterable["MountedApp"]]
+"""Makes the apps that are mounted on the server. It is called while the model loads."""
+
+
+def _no_mounts(_engine: AsyncChatEngine, _config: ServerConfig) -> Iterable[MountedApp]:
+    return ()
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A server to run: its model, its options and its address."""
+
+    model: str | None
+    options: dict[str, Any]
+    config: ServerConfig
+    host: str
+    port: int
+    uds: Path | None
+    log_level: str
+
+    def run(self, mounts: Mounts, usage: Usage) -> None:
+        """Serves until a signal."""
+        from lmchat.server.logs import logged
+
+        _allow_files(self.config.limits.connections)
+        # With the default of 5 ms, the event loop waits that long for each busy thread.
+        sys.setswitchinterval(0.001)
+        bound = _bound(self.host, self.port, self.uds)
+        try:
+            with logged(self.log_level, sys.stderr), _exit_at_once():
+                asyncio.run(self._serve(bound, mounts, usage))
+        finally:
+            bound.close()
+            if self.uds is not None:
+                self.uds.unlink(missing_ok=True)
+
+    async def _serve(self, bound: socket.socket, mounts: Mounts, usage: Usage) -> None:
+        from lmchat import AsyncChatEngine
+
+        engine = AsyncChatEngine(self.model, **self.options)
+        loading = asyncio.ensure_future(engine.start())
+        await asyncio.sleep(0)  # the model loads in another thread, the server's modules here
+        from lmchat.server import create_app
+        from lmchat.server.http.process import Server
+        from lmchat.server.http.sockets import url_of
+
+        apps = tuple(mounts(engine, self.config))
+        await loading
+        app = create_app(engine, self.config, mounts=apps)
+        url = f"unix:{self.uds}" if self.uds is not None else url_of(bound)
+
+        def ready() -> None:
+            name = app.state.model_name
+            print(
+                f"lmchat serves {name} at {url}",
+                usage(url, self.uds, name, bool(self.config.keys)),
+                sep="\n",
+                flush=True,
+            )
+
+        await Server(app, engine, bound).run(ready)
+
+
+def serving(
+    help_text: str, mounts: Mounts = _no_mounts, usage: Usage = example
+) -> Callable[..., None]:
+    """Returns a command that serves a model over HTTP until a signal.
+
+    Args:
+        help_text: the command's help.
+        mounts: further apps of the server.
+        usage: what is printed below the server's address once it runs.
+    """
+
+    @functools.wraps(checked)
+    def command(**options: Any) -> None:
+        checked(**options).run(mounts, usage)
+
+    command.__doc__ = help_text
+    return command
+
 
 @with_engine_options
-def command(
+def checked(
     model: Model = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0: any free one.")] = PORT,
@@ -93,23 +180,8 @@ def command(
     ] = "info",
     *,
     engine: dict[str, Any],
-) -> None:
-    """Serve a model over HTTP: OpenAI's API, durable sessions, and more.
-
-    Sessions are those of lmchat chat. Without keys only programs of this machine are served. The
-    log goes to stderr; prompts are not in it.
-
-    SIGTERM or Ctrl-C ends the server once running replies have finished; a second one ends it at
-    once. No token that a client has seen is lost.
-
-    \b
-    Examples:
-      lmchat serve
-      lmchat serve Qwen/Qwen2.5-0.5B-Instruct --port 8000
-      lmchat serve ./model --host 0.0.0.0 --api-keys keys.txt
-      lmchat serve ./model --uds /run/user/1000/lmchat.sock
-      lmchat serve ./model --max-wait 1 --limit body=1MiB
-    """
+) -> Serving:
+    """Checks the options of the command and returns the server to run."""
     options = engine_options(
         engine,
         max_queue=max_queue,
@@ -130,19 +202,7 @@ def command(
         limit=limit or (),
     )
     find_model(model)
-    from lmchat.server.logs import logged
-
-    _allow_files(config.limits.connections)
-    # With the default of 5 ms, the event loop waits that long for each busy thread.
-    sys.setswitchinterval(0.001)
-    bound = _bound(host, port, uds)
-    try:
-        with logged(level, sys.stderr), _exit_at_once():
-            asyncio.run(_serve(model, options, config, bound, uds))
-    finally:
-        bound.close()
-        if uds is not None:
-            uds.unlink(missing_ok=True)
+    return Serving(model, options, config, host, port, uds, level)
 
 
 def _allow_files(connections: int) -> None:
@@ -155,7 +215,7 @@ def _allow_files(connections: int) -> None:
 
 
 def _bound(host: str, port: int, uds: Path | None) -> socket.socket:
-    from lmchat.server.sockets import tcp_socket, unix_socket
+    from lmchat.server.http.sockets import tcp_socket, unix_socket
 
     if uds is not None:
         return unix_socket(uds)
@@ -181,29 +241,21 @@ def _exit_at_once() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-async def _serve(
-    model: str | None, options: dict[str, Any], config: Any, bound: socket.socket, uds: Path | None
-) -> None:
-    from lmchat import AsyncChatEngine
+command = serving(
+    """Serve a model over HTTP: OpenAI's API, durable sessions, and more.
 
-    engine = AsyncChatEngine(model, **options)
-    loading = asyncio.ensure_future(engine.start())
-    await asyncio.sleep(0)  # the model loads in another thread, the server's modules here
-    from lmchat.server import create_app
-    from lmchat.server.process import Server
-    from lmchat.server.sockets import url_of
+    Sessions are those of lmchat chat. Without keys only programs of this machine are served. The
+    log goes to stderr; prompts are not in it.
 
-    await loading
-    app = create_app(engine, config)
-    url = f"unix:{uds}" if uds is not None else url_of(bound)
+    SIGTERM or Ctrl-C ends the server once running replies have finished; a second one ends it at
+    once. No token that a client has seen is lost.
 
-    def ready() -> None:
-        name = app.state.model_name
-        print(
-            f"lmchat serves {name} at {url}",
-            example(url, uds, name, bool(config.keys)),
-            sep="\n",
-            flush=True,
-        )
-
-    await Server(app, engine, bound).run(ready)
+    \b
+    Examples:
+      lmchat serve
+      lmchat serve Qwen/Qwen2.5-0.5B-Instruct --port 8000
+      lmchat serve ./model --host 0.0.0.0 --api-keys keys.txt
+      lmchat serve ./model --uds /run/user/1000/lmchat.sock
+      lmchat serve ./model --max-wait 1 --limit body=1MiB
+    """
+)

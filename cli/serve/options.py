@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from lmchat.errors import InvalidRequest
 from lmchat.server.config import Limits, ServerConfig
-from lmchat.server.keys import collect
-from lmchat.server.sockets import is_loopback
+from lmchat.server.http.keys import collect
+from lmchat.server.http.sockets import is_loopback
 from turbomind.machine import parse_bytes
+
+Usage = Callable[[str, "Path | None", str, bool], str]
+"""Returns how the server is used, from its URL, its Unix socket, the model's name for clients, and
+whether a key is needed."""
 
 _SIZES = ("body", "import_body", "bodies", "head", "stop_bytes")
 
@@ -49,7 +53,7 @@ def config_of(
     if host is not None and not is_loopback(host) and not keys and not insecure:
         raise InvalidRequest(
             f"--host is {host!r}, which other machines can reach, and there is no API key: set "
-            "--api-key or --api-keys, or --insecure to serve everybody"
+            "$LMCHAT_API_KEY or --api-keys, or --insecure to serve everybody"
         )
     if not 0 <= drain_seconds < math.inf:
         raise InvalidRequest(f"--drain-seconds is {drain_seconds}, expected 0 or more")

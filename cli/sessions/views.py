@@ -12,6 +12,7 @@ from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
+from lmchat.figures import latency
 from lmchat.store.records import SessionRecord
 from lmchat.store.turns import Turn
 from lmchat.store.words import marks
@@ -19,7 +20,7 @@ from lmchat.store.words import marks
 from ..terminal.layout import lines_of, short, wrap
 from ..terminal.screen import ENDLESS, Screen
 from ..terminal.tables import GAP, columns
-from ..terminal.texts import clean, counted, excerpt, human_bytes, latency
+from ..terminal.texts import clean, counted, excerpt, human_bytes
 from .conversation import branch_list
 from .list_row import Row, ago
 from .unfinished_turn import Unfinished

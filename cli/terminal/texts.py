@@ -31,23 +31,3 @@ def human_bytes(count: float) -> str:
             return f"{count:.4g} {unit}"
         count /= 1024
     return f"{count:.4g} TiB"
-
-
-def latency(seconds: float) -> str:
-    """Returns a time to first token: milliseconds below a second, seconds above."""
-    milliseconds = round(1000 * seconds)
-    if milliseconds >= 1000:
-        return f"{seconds:.2f} s"
-    return f"{milliseconds} ms" if milliseconds else "<1 ms"
-
-
-def duration(seconds: float) -> str:
-    """Returns a duration in at most two units, such as `2 min 5 s`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    if whole < 86400:
-        return f"{whole // 3600} h {whole % 3600 // 60} min"
-    return f"{whole // 86400} d {whole % 86400 // 3600} h"

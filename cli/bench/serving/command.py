@@ -38,7 +38,9 @@ def serve(
     ] = None,
     requests: Annotated[
         int | None,
-        typer.Option(min=1, help="End a rate early after so many measured turns. [default: never]"),
+        typer.Option(
+            min=1, help="End a rate early after this many measured turns. [default: never]"
+        ),
     ] = None,
     turns: Annotated[int, typer.Option(min=1, help="Turns of a conversation.")] = 1,
     think: Annotated[
