@@ -4,12 +4,16 @@
 read it from $TURBOMIND_DEVICE; no test names a device's index. On a GPU they compute with
 $TURBOMIND_DETERMINISTIC, which guarantees what tests compare. Tests of the CPU alone are marked
 `cpu_only` with the reason. Without a GPU every test that needs one is skipped with the reason.
+
+`pytest --tp 2` cuts the model of every engine over 2 ranks, by $TURBOMIND_TP. Tests of one rank are
+marked `one_rank` with the reason. A test whose model cannot be cut is skipped with the reason.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -27,7 +31,7 @@ import stores
 import lmchat
 import turbomind
 from turbomind import _C
-from turbomind.device import DETERMINISTIC_VARIABLE, DEVICE_VARIABLE
+from turbomind.device import DETERMINISTIC_VARIABLE, DEVICE_VARIABLE, TP_VARIABLE
 
 _HOME = pytest.StashKey["tempfile.TemporaryDirectory[str]"]()
 _MISSING = pytest.StashKey[str]()
@@ -37,7 +41,7 @@ _STARTS = ("subprocess.Popen", "os.fork")  # audit events of a process start
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds the option `--device`."""
+    """Adds the options `--device` and `--tp`."""
     parser.addoption(
         "--device",
         choices=("cpu", "cuda", "cuda_emulated"),
@@ -45,16 +49,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="where engines compute: cpu (default), cuda, or cuda_emulated, a GPU's kernels run by "
         "the host, some thousand times slower",
     )
+    parser.addoption("--tp", type=int, default=1, help="ranks that models are cut over")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Gives tests a data directory of their own, and all engines the same device."""
     config.addinivalue_line("markers", "cpu_only(why): a test of what only the CPU has")
+    config.addinivalue_line("markers", "one_rank(why): a test of what only one rank has")
     # Shells let background jobs ignore Ctrl-C, which the processes of tests would inherit.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     device = config.getoption("--device")
     variables = {DEVICE_VARIABLE: device, DETERMINISTIC_VARIABLE: "01"[device != "cpu"]}
+    variables[TP_VARIABLE] = str(config.getoption("--tp"))
     config.stash[_HOME] = tempfile.TemporaryDirectory(
         prefix="lmchat-", dir=stores.memory(), ignore_cleanup_errors=True
     )
@@ -79,35 +86,49 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Runs the tests of C++ drivers last, and skips on a GPU the tests that are about the CPU."""
+    """Runs the tests of C++ drivers last. Skips on a GPU the tests of the CPU, and on several ranks
+    those of one."""
     items.sort(key=lambda item: "driver_builds" in getattr(item, "fixturenames", ()))
-    if config.getoption("--device") == "cpu":
-        return
+    skipped = {"cpu_only": "of the CPU"} if config.getoption("--device") != "cpu" else {}
+    if config.getoption("--tp") != 1:
+        skipped["one_rank"] = "of one rank"
     for item in items:
-        for marker in item.iter_markers("cpu_only"):
-            item.add_marker(pytest.mark.skip(reason=f"of the CPU: {marker.args[0]}"))
+        for name, what in skipped.items():
+            for marker in item.iter_markers(name):
+                item.add_marker(pytest.mark.skip(reason=f"{what}: {marker.args[0]}"))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Skips a failed test with the reason where the requested GPU is missing.
+    """Skips a failed test with the reason where the requested GPU is missing, or where the model
+    cannot be cut over the requested ranks.
 
     The engine's error must name the missing GPU, or the test must have started a process, whose
     output it may not show. With a GPU nothing is skipped.
     """
     report = yield
     missing, started = item.config.stash[_MISSING], item.config.stash[_STARTED]
-    if missing and report.failed:
+    if report.failed:
         printed = "".join([report.longreprtext, *(text for _, text in report.sections)])
-        if started or missing in printed:
+        gpu_is_missing = missing and (started or missing in printed)
+        why = missing if gpu_is_missing else uncut(item.config, printed)
+        if why:
             path, line, _ = item.location
             report.outcome = "skipped"
-            report.longrepr = (path, (line or 0) + 1, f"Skipped: {missing}")
+            report.longrepr = (path, (line or 0) + 1, f"Skipped: {why}")
     if report.when == "teardown":
         started.clear()
     return report
+
+
+def uncut(config: pytest.Config, printed: str) -> str:
+    """Returns the error in what a test printed that its model cannot be cut over the ranks of the
+    session; empty for none."""
+    ranks = config.getoption("--tp")
+    found = re.search(rf"tp is {ranks}, but .*; expected .* for this model", printed)
+    return found[0] if found and ranks > 1 else ""
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -12,6 +12,7 @@ ALLOWED = {
     "chat": {"terminal", "sessions"},
     "bench": {"terminal"},
     "serve": set(),
+    "deploy": {"serve", "terminal"},
 }
 """Folder -> the other folders that its modules may import; all may import the top level."""
 

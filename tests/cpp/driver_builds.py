@@ -33,6 +33,7 @@ WITH_THREADS = [
     "disk_tier_trouble_test",
     "direct_reader_test",
     "page_mover_test",
+    "rank_exchange_test",
     "thread_pool_test",
 ]
 PATH = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])

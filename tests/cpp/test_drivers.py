@@ -41,9 +41,9 @@ def checker(builds: DriverBuilds, kind: str) -> Check:
     return lambda command: passes(builds.result(kind, command))
 
 
-def fuzz(scripted: int, asynchronous: int, decoder: int) -> list[str]:
+def fuzz(scripted: int, asynchronous: int, decoder: int, group: int) -> list[str]:
     """Command lines for so many random mixes on each model."""
-    mixes = {"scripted": scripted, "async": asynchronous, "decoder": decoder}
+    mixes = {"scripted": scripted, "async": asynchronous, "decoder": decoder, "group": group}
     return [f"engine_fuzz {count} --model {model}" for model, count in mixes.items()]
 
 
@@ -67,7 +67,7 @@ def test_driver(plain, command):
     plain(command)
 
 
-@pytest.mark.parametrize("command", fuzz(scripted=100, asynchronous=40, decoder=100))
+@pytest.mark.parametrize("command", fuzz(scripted=100, asynchronous=40, decoder=100, group=60))
 def test_random_mixes_equal_their_solo_runs(plain, command):
     plain(command)
 
@@ -104,12 +104,12 @@ def test_a_kernel_outside_of_its_memory_is_caught(asan, driver_builds, access):
 
 
 # Under sanitizers the decoder's arithmetic takes most of the time and is the same in every mix.
-@pytest.mark.parametrize("command", fuzz(scripted=100, asynchronous=25, decoder=25))
+@pytest.mark.parametrize("command", fuzz(scripted=100, asynchronous=25, decoder=25, group=6))
 def test_random_mixes_under_address_sanitizer(asan, command):
     asan(command)
 
 
-@pytest.mark.parametrize("command", fuzz(scripted=100, asynchronous=15, decoder=12))
+@pytest.mark.parametrize("command", fuzz(scripted=100, asynchronous=15, decoder=12, group=4))
 def test_random_mixes_under_thread_sanitizer(tsan, command):
     tsan(command)
 

@@ -49,7 +49,7 @@ def test_a_missing_target_and_a_missing_anchor_are_noticed():
     assert LINK.findall("[a](b.md#c) ![p](p.svg)") == ["b.md#c", "p.svg"]
 
 
-EXAMPLES = ("int8", "silu", "<family>")  # recipes for contributors create files of these names
+EXAMPLES = ("<format>", "silu", "<family>")  # recipes for contributors create files of these names
 
 
 def written_paths(text):

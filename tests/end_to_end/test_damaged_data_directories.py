@@ -85,7 +85,7 @@ def test_a_version_below_zero_is_damage(data_dir):
     SqliteStore(data_dir).close()
     with contextlib.closing(sqlite3.connect(data_dir / "sessions.db")) as connection:
         connection.execute("PRAGMA user_version = -1")
-    with pytest.raises(StoreError, match="damaged: its version is -1, expected 0 to 5"):
+    with pytest.raises(StoreError, match="damaged: its version is -1, expected 0 to 6"):
         SqliteStore(data_dir)
 
 

@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 from assets import ROOT
@@ -238,7 +239,7 @@ def test_a_kill_in_a_continued_reply_loses_neither_part(open_chat, folder, data_
         assert chat.token_ids == by_hand(chat)
 
 
-def leave_unfinished(data_dir, name, tokens, text=None, **settings):
+def leave_unfinished(data_dir, name, tokens, text=None, metadata=(), **settings):
     """Leaves a session as a process that died in a reply: a continued one, or one to `text`."""
     store = SqliteStore(data_dir)
     record = store.find("local", name)
@@ -255,10 +256,33 @@ def leave_unfinished(data_dir, name, tokens, text=None, **settings):
         length = prefix_length + len(ids)
         user = Turn(100, record.leaf, "user", text, message, ids, prefix_length, length)
         start = TurnStart(record.leaf, prefix_length, 101, settings, user=user)
-    lease = store.begin(record, start)
+    lease = store.begin(record, replace(start, metadata=dict(metadata)))
     if tokens:
         store.journal([(lease, tokens)])
     store.close()
+
+
+def test_a_recovered_reply_has_its_metadata(open_chat, data_dir):
+    with open_chat() as engine:
+        chat = engine.session("trip")
+        chat.start_send("One", metadata={"asked": 1}, **GREEDY).wait()
+        chat.annotate(chat.turns[-1].id, {"rated": 5})
+    leave_unfinished(data_dir, "trip", [40, 41], metadata={"key": [1]}, ignore_eos=True)
+    with open_chat() as engine:
+        chat = engine.session("trip")
+        assert chat.turns[-1].finish_reason == "interrupted"
+        assert dict(chat.turns[-1].metadata) == {"rated": 5, "key": [1]}
+        chat.start_continue(metadata={"key": 2}, max_new_tokens=2).wait()
+        chat.start_retry(metadata={"again": 1}, **GREEDY).wait()
+        assert dict(chat.turns[-1].metadata) == {"again": 1}
+        chat.start_edit(0, "Two", metadata={"edited": 1}, **GREEDY).wait()
+    with open_chat() as engine:
+        replies = engine.session("trip").replies
+        assert [dict(reply.metadata) for reply in replies] == [
+            {"rated": 5, "key": 2},
+            {"again": 1},
+            {"edited": 1},
+        ]
 
 
 def test_a_recovered_reply_stays_journalled_until_it_is_stored(open_chat, data_dir):

@@ -42,7 +42,7 @@ def python(code: str, cwd) -> str:
 
 
 def test_every_python_folder_is_a_listed_package():
-    tops = ("turbomind", "lmchat", "cli")
+    tops = ("turbomind", "lmchat", "cli", "webui")
     found = {p.parent for top in tops for p in (ROOT / top).rglob("*.py")}
     assert found == {folder_of(package) for package in SETUP["packages"]}
 
@@ -90,9 +90,29 @@ def test_imports_point_one_way():
     for top, names in allowed.items():
         for path in (ROOT / top).rglob("*.py"):
             text = path.read_text()
-            used = set(re.findall(r"^\s*(?:from|import) (turbomind|lmchat|cli)\b", text, re.M))
+            used = set(
+                re.findall(r"^\s*(?:from|import) (turbomind|lmchat|cli|webui)\b", text, re.M)
+            )
             assert used <= names, path
-            assert not re.search(r"\blmchat\.cli\b", text), path
+            assert not re.search(r"\blmchat\.(cli|webui)\b", text), path
+
+
+def test_the_page_imports_lmchat_alone_and_only_its_command_imports_the_page(tmp_path):
+    for path in (ROOT / "webui").rglob("*.py"):
+        assert not re.search(r"\blmchat\.cli\b|\bturbomind\b", path.read_text()), path
+    assert not re.search(r"^from lmchat", (ROOT / "cli" / "app.py").read_text(), re.M)
+    code = (
+        "import sys\n"
+        "import lmchat.cli.app, lmchat.cli.serve.command\n"
+        "print(*(n for n in sys.modules if n.startswith(('gradio', 'lmchat.webui'))), sep=',')"
+    )
+    assert python(code, tmp_path).strip() == ""
+
+
+def test_the_extra_of_the_page_is_that_of_make_web():
+    lines = (ROOT / "requirements" / "web.txt").read_text().splitlines()
+    listed = [line for line in lines if not line.startswith("#")]
+    assert listed == PROJECT["project"]["optional-dependencies"]["web"]
 
 
 @pytest.mark.timeout(1800)
@@ -120,8 +140,12 @@ def test_a_wheel_holds_the_packages_and_runs(tmp_path):
     memo = {f"lmchat/memo/{path.name}" for path in bundled.FOLDER.iterdir()}
     assert {f"lmchat/memo/{name}" for name in (*bundled.FILES, "README.md")} <= memo
     assert memo == {name for name in names if name.startswith("lmchat/memo/")}
+    page = {f"lmchat/webui/static/{path.name}" for path in (ROOT / "webui" / "static").iterdir()}
+    assert {"lmchat/webui/static/page.js", "lmchat/webui/static/page.css"} <= page <= names
     assert any(re.fullmatch(r"turbomind/_C\..*so", name) for name in names)
-    assert not any(name.startswith(("cpp/", "tests/", "cli/", "training/")) for name in names)
+    assert not any(
+        name.startswith(("cpp/", "tests/", "cli/", "webui/", "training/")) for name in names
+    )
     site = tmp_path / "site"
     shown = installed(site, "--version")
     assert shown.stdout == f"lmchat {PROJECT['project']['version']}\n", shown.stderr
@@ -142,7 +166,7 @@ def installed(site, *arguments):
     )
 
 
-@pytest.mark.parametrize("target", ["chat", "serve"])
+@pytest.mark.parametrize("target", ["chat", "serve", "web"])
 @pytest.mark.parametrize(
     ("given", "arguments"),
     [
@@ -152,7 +176,7 @@ def installed(site, *arguments):
         (["MODEL=Qwen/Qwen3-0.6B", "ARGS=--plain"], ["Qwen/Qwen3-0.6B", "--plain"]),
     ],
 )
-def test_make_chat_and_serve_need_no_model(target, given, arguments):
+def test_make_chat_serve_and_web_need_no_model(target, given, arguments):
     if shutil.which("make") is None:
         pytest.skip("needs make")
     environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}

@@ -20,9 +20,9 @@ def engine(tmp_path_factory):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"owner": 5}, "owner is a int, expected a text"),
-        ({"search": ["x"]}, "search is a list, expected a text"),
-        ({"tag": 5}, "tag is a int, expected a text"),
+        ({"owner": 5}, "owner is a int, expected a string"),
+        ({"search": ["x"]}, "search is a list, expected a string"),
+        ({"tag": 5}, "tag is a int, expected a string"),
         ({"limit": -1}, "limit is -1, expected an integer of 0 or more, or None"),
         ({"limit": "5"}, "limit is '5', expected an integer of 0 or more, or None"),
         ({"limit": True}, "limit is True, expected an integer of 0 or more, or None"),
@@ -45,13 +45,13 @@ def test_bad_paths_of_archives_are_refused(engine):
 def test_a_store_without_a_name_is_not_the_current_folder(engine, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(lmchat.InvalidRequest, match="store is '', expected 'disk', 'memory'"):
-        lmchat.ChatEngine(engine.info.folder, store="", **OPTIONS)
+        lmchat.ChatEngine(engine.info.path, store="", **OPTIONS)
     assert not list(tmp_path.iterdir())
 
 
 def test_the_same_from_asyncio(engine):
     async def ask():
-        async with lmchat.AsyncChatEngine(engine.info.folder, store="memory", **OPTIONS) as door:
+        async with lmchat.AsyncChatEngine(engine.info.path, store="memory", **OPTIONS) as door:
             with pytest.raises(lmchat.InvalidRequest, match="limit is -1"):
                 await door.sessions(limit=-1)
             chat = await door.session()

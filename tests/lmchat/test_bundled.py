@@ -115,7 +115,7 @@ def test_which_names_mean_the_model_that_ships(tmp_path, monkeypatch):
 @pytest.mark.parametrize("given", [(), (None,), ("memo",)])
 def test_an_engine_without_a_name(given, greeting):
     with api.ChatEngine(*given, threads=2) as engine:
-        assert engine.info.folder == bundled.FOLDER
+        assert engine.info.path == bundled.FOLDER
         assert (engine.template_info.kind, engine.template_info.system) == ("append", "yes")
         reply = engine.session().send("Hello!", temperature=0, max_new_tokens=40)
         assert (reply.text, reply.error) == (greeting, None)

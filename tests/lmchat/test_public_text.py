@@ -63,7 +63,7 @@ def test_the_callers_own_errors_keep_their_text():
     for text in (
         "temperature is -1, expected a number of at least 0",
         "session 'a/b' is closed",
-        "stop_strings[0] is '', expected a text that is not empty",
+        "stop_strings[0] is '', expected a string that is not empty",
         "50 % of 1/2 and/or more",
     ):
         assert public_message(InvalidRequest(text)) == text

@@ -22,6 +22,7 @@ import lmchat.store.sqlite.sqlite_store
 import turbomind.engine as core_module
 from lmchat.bundled import FOLDER
 from lmchat.generation.state import State as State_
+from lmchat.text.model_text import ModelText
 from lmchat.text.template import ChatTemplate
 from lmchat.text.tokenizer import Tokenizer
 from turbomind import _C
@@ -77,9 +78,8 @@ def opened(data_dir: Path, **options: Any) -> Any:
 
 def warm_up() -> None:
     """Loads once what every child needs, and puts the scripted model in place of the real one."""
-    tokenizer, template = Tokenizer.from_folder(FOLDER), ChatTemplate.from_folder(FOLDER)
-    engine_module.Tokenizer.from_folder = staticmethod(lambda _folder: tokenizer)  # type: ignore
-    engine_module.ChatTemplate.from_folder = staticmethod(lambda _folder: template)  # type: ignore
+    text = ModelText(Tokenizer.from_folder(FOLDER), ChatTemplate.from_folder(FOLDER))
+    engine_module.read_text = lambda _info: text
     core_module.load = lambda *_args, **_options: _C.test_scripted_model(VOCAB, 2048, 1, 150)
     assert lmchat.store.sqlite.sqlite_store  # the engine would load it in every child
     gc.freeze()  # a collection in a child would copy what it shares with its parent

@@ -2,11 +2,11 @@
 
     python -m tests.stress.http_fuzz --count 100000 --seed 1
 
-The routes and what their bodies look like come from the app's OpenAPI schema, so new routes are
-covered. The server must not end, answer with 500 or log an error. After every 1,000 requests it
-must answer `/health`, have no request left, and give an equal reply to a fixed greedy request.
-`--first N --count 1` repeats request N of a seed; ids of objects that earlier requests made differ
-then.
+The routes and what their bodies and parameters look like come from the app's OpenAPI schema, so new
+ones are covered. The server must not end, answer with 500 or log an error. After every 1,000
+requests it must answer `/health`, have no request left, and give an equal reply to a fixed greedy
+request. `--first N --count 1` repeats request N of a seed; ids of objects that earlier requests
+made differ then.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 ROOT = Path(__file__).parents[2]
 SUPPORT = ROOT / "tests" / "support"
@@ -151,6 +152,29 @@ def _mutate_object(value: dict[str, Any], rng: random.Random, depth: int) -> dic
     return found
 
 
+def enlarged(value: Any, rng: random.Random) -> Any:
+    """Returns a value of 1 to 8 MiB: one of its fields is a long text or list."""
+    size = rng.randrange(1 << 20, 8 << 20)
+    large: Any
+    match rng.randrange(6):
+        case 0:
+            large = "a long text. " * (size // 13)
+        case 1:
+            large = rng.choice(("\x00", "é", "🙂", " ", "0", "<|end|>")) * (size // 12)
+        case 2:
+            large = [rng.choice(NUMBERS[:8])] * (size // 4)
+        case 3:
+            large = [{"type": "text", "text": ""}] * (size // 28)
+        case 4:
+            large = json.dumps({"max_tokens": [1] * (size // 4)})
+        case _:
+            large = [{"role": "user", "content": "a" * 4096}] * (size // 4130)
+    if not isinstance(value, dict):
+        return large
+    names = ("prompt", "text", "text_input", "input", "messages", "sampling_parameters", "system")
+    return {**value, rng.choice([*value, *names]): large}
+
+
 def any_value(rng: random.Random) -> Any:
     """Returns some JSON value."""
     match rng.randrange(8):
@@ -204,9 +228,13 @@ class Fuzzer:
         if rng.random() < 0.05:
             method = rng.choice(METHODS)
         target = re.sub(r"\{([^}]*)\}", lambda found: self._parameter(found[1], rng), path)
-        if rng.random() < 0.2:
-            target += "?" + rng.choice(("limit=2", "limit=-1", "after=x", "a&b=%ff", "search=%00"))
+        query = self._declared(described, "query", rng)
+        if rng.random() < 0.05:
+            query.append(rng.choice((("a&b", "%ff"), ("search", "\x00"), ("limit", "2"))))
+        if query:
+            target += "?" + urlencode(query, safe="&%" if rng.random() < 0.1 else "")
         headers = [("Host", "localhost"), ("Connection", "close")]
+        headers += self._declared(described, "header", rng)
         if rng.random() < 0.1:
             headers.append(
                 (rng.choice(("Idempotency-Key", "x-session-id", "Range", "Accept", "Upgrade",
@@ -219,6 +247,28 @@ class Fuzzer:
             kind = rng.choice(TYPES) if rng.random() < 0.05 else "application/json"
             headers.append(("Content-Type", kind))
         return request(method, target.encode("utf-8", "replace"), headers, body)
+
+    def _declared(
+        self, described: dict[str, Any], where: str, rng: random.Random
+    ) -> list[tuple[str, str]]:
+        """Returns values of parameters that a route declares: those that it needs, some others."""
+        found = []
+        for one in described.get("parameters", ()):
+            if one["in"] != where or rng.random() > (0.95 if one["required"] else 0.25):
+                continue
+            value = Schema(self._document, rng).value(one["schema"])
+            if "id" in one["name"] or one["name"] in ("after", "known", "reply", "turn"):
+                value = rng.choice((value, rng.choice(self._ids), 2))
+            if rng.random() < 0.3:
+                value = rng.choice((*STRINGS, *NUMBERS))
+            text = str(value).lower() if isinstance(value, bool) else str(value)[:3000]
+            data = text.encode("utf-8", "replace").decode(
+                "latin-1" if where == "header" else "utf-8"
+            )
+            found.append(
+                (one["name"], re.sub(r"[\r\n\0]", "", data) if where == "header" else data)
+            )
+        return found
 
     def _parameter(self, name: str, rng: random.Random) -> str:
         if rng.random() < 0.8:
@@ -239,6 +289,8 @@ class Fuzzer:
             value = Schema(self._document, rng).value(content.get("schema", {"type": "object"}))
         for _ in range(rng.choice((0, 1, 1, 1, 2, 3))):
             value = mutate(value, rng)
+        if rng.random() < 0.01:
+            value = enlarged(value, rng)
         data = json.dumps(value).encode("utf-8", "surrogatepass")
         if rng.random() < 0.1:
             data = flipped(data, rng)

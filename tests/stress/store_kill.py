@@ -289,7 +289,7 @@ def downgrade(data_dir: Path) -> None:
             connection.execute(f"DROP TRIGGER session_tags_{what}")
         for index in ("sessions_by_owner", "sessions_by_number"):
             connection.execute(f"DROP INDEX {index}")
-        for name in ("turn_words", "session_words", "beginnings", "session_tags"):
+        for name in ("turn_words", "session_words", "beginnings", "session_tags", "stops"):
             connection.execute(f"DROP TABLE {name}")
         for name in ("turn_texts", "session_texts"):
             connection.execute(f"DROP VIEW {name}")
@@ -297,7 +297,7 @@ def downgrade(data_dir: Path) -> None:
             table, name = column.split(".")
             connection.execute(f"ALTER TABLE {table} DROP COLUMN {name}_words")
         connection.execute("PRAGMA user_version = 1")
-    assert len(schema.MIGRATIONS) == 5
+    assert len(schema.MIGRATIONS) == 6
     held.close()
 
 

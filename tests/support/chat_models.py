@@ -23,17 +23,22 @@ _TEXT = (
     "naïve café, déjà vu, größer; 日本語の文章 and 한국어, emoji 😀 👍 and more.",
     "def add(a, b):\n    return a + b\n\nprint(add(1, 2))  # 3\n",
 )
-_HIDDEN, _FEED, _LAYERS, _HEADS, _KV_HEADS = 64, 96, 2, 4, 2
+_LAYERS, _HEADS, _KV_HEADS = 2, 4, 2
 
 
 def chat_model(
-    path: Path, *, template: str | None = CHATML, seed: int = 0, context: int = 4096
+    path: Path,
+    *,
+    template: str | None = CHATML,
+    seed: int = 0,
+    context: int = 4096,
+    hidden: int = 64,
 ) -> Path:
     """Writes the folder of a Llama with grouped-query attention and returns `path`.
 
     Its vocabulary is all bytes, some merges and SPECIALS (the first ids); a reply ends with
     <|im_end|> (or <|endoftext|>). Replies are random text. `template` None: no chat template.
-    `context` is the longest sequence in tokens; `seed` chooses the weights.
+    `context` is the longest sequence in tokens; `seed` chooses the weights, `hidden` their width.
     """
     path.mkdir(parents=True, exist_ok=True)
     tokenizer = make_tokenizer()
@@ -42,8 +47,8 @@ def chat_model(
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "hidden_size": _HIDDEN,
-        "intermediate_size": _FEED,
+        "hidden_size": hidden,
+        "intermediate_size": hidden * 3 // 2,
         "num_hidden_layers": _LAYERS,
         "num_attention_heads": _HEADS,
         "num_key_value_heads": _KV_HEADS,
@@ -68,7 +73,7 @@ def chat_model(
     if template is not None:
         tokenizer_config["chat_template"] = template
     _write_json(path / "tokenizer_config.json", tokenizer_config)
-    write_safetensors(path / "model.safetensors", _weights(vocab, seed))
+    write_safetensors(path / "model.safetensors", _weights(vocab, hidden, seed))
     return path
 
 
@@ -90,26 +95,26 @@ def make_tokenizer() -> Any:
     return tokenizer
 
 
-def _weights(vocab: int, seed: int) -> dict[str, np.ndarray]:
+def _weights(vocab: int, hidden: int, seed: int) -> dict[str, np.ndarray]:
     """Returns float32 weights, large enough that replies depend on every token of the prompt."""
     rng = np.random.default_rng(seed)
-    kv = _HIDDEN // _HEADS * _KV_HEADS
+    kv, feed = hidden // _HEADS * _KV_HEADS, hidden * 3 // 2
     shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (vocab, _HIDDEN),
-        "model.norm.weight": (_HIDDEN,),
+        "model.embed_tokens.weight": (vocab, hidden),
+        "model.norm.weight": (hidden,),
     }
     for i in range(_LAYERS):
         layer = f"model.layers.{i}."
         shapes |= {
-            layer + "input_layernorm.weight": (_HIDDEN,),
-            layer + "post_attention_layernorm.weight": (_HIDDEN,),
-            layer + "self_attn.q_proj.weight": (_HIDDEN, _HIDDEN),
-            layer + "self_attn.k_proj.weight": (kv, _HIDDEN),
-            layer + "self_attn.v_proj.weight": (kv, _HIDDEN),
-            layer + "self_attn.o_proj.weight": (_HIDDEN, _HIDDEN),
-            layer + "mlp.gate_proj.weight": (_FEED, _HIDDEN),
-            layer + "mlp.up_proj.weight": (_FEED, _HIDDEN),
-            layer + "mlp.down_proj.weight": (_HIDDEN, _FEED),
+            layer + "input_layernorm.weight": (hidden,),
+            layer + "post_attention_layernorm.weight": (hidden,),
+            layer + "self_attn.q_proj.weight": (hidden, hidden),
+            layer + "self_attn.k_proj.weight": (kv, hidden),
+            layer + "self_attn.v_proj.weight": (kv, hidden),
+            layer + "self_attn.o_proj.weight": (hidden, hidden),
+            layer + "mlp.gate_proj.weight": (feed, hidden),
+            layer + "mlp.up_proj.weight": (feed, hidden),
+            layer + "mlp.down_proj.weight": (hidden, feed),
         }
     return {
         name: (

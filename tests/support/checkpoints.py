@@ -28,8 +28,30 @@ SMALL: dict[str, Any] = {
 }
 
 
+# Of the smallest encoder of images.
+VISION: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_heads": 2,
+    "depth": 1,
+    "patch_size": 2,
+    "image_size": 4,
+}
+
+
 def _rope(kind: str, **values: Any) -> dict[str, Any]:
     return {"rope_type": kind, "rope_theta": 10000.0, **values}
+
+
+GEMMA4: dict[str, Any] = {
+    "head_dim": 24,
+    "global_head_dim": 40,
+    "sliding_window": 33,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "vocab_size_per_layer_input": SMALL["vocab_size"],
+}
 
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -130,6 +152,307 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "hidden_size": 72,
         },
     ),
+    "phi3": ("Phi3", {"num_key_value_heads": 4, "intermediate_size": 100, "sliding_window": 40}),
+    "phi3_longrope": (
+        "Phi3",
+        {
+            "hidden_size": 128,
+            "tie_word_embeddings": True,
+            "original_max_position_embeddings": 48,
+            "rope_parameters": _rope(
+                "longrope",
+                partial_rotary_factor=0.75,
+                short_factor=[1.0 + 0.01 * i for i in range(12)],
+                long_factor=[1.1 + 1.5 * i for i in range(12)],
+            ),
+        },
+    ),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 5, "attention_bias": True, "mlp_bias": True}),
+    "smollm3_window": (
+        "SmolLM3",
+        {
+            "num_hidden_layers": 3,
+            "no_rope_layers": [1, 0, 1],
+            "use_sliding_window": True,
+            "sliding_window": 50,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "granite": (
+        "Granite",
+        {
+            "attention_bias": True,
+            "mlp_bias": True,
+            "attention_multiplier": 0.11,
+            "embedding_multiplier": 6.0,
+            "residual_multiplier": 0.3,
+            "logits_scaling": 5.0,
+        },
+    ),
+    "gemma": ("Gemma", {"head_dim": 24, "num_key_value_heads": 1, "attention_bias": True}),
+    "gemma2": (
+        "Gemma2",
+        {
+            "head_dim": 24,
+            "num_hidden_layers": 3,
+            "query_pre_attn_scalar": 20,
+            "sliding_window": 40,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 4.0,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "gemma2_no_caps": (
+        "Gemma2",
+        {"head_dim": 40, "attn_logit_softcapping": None, "final_logit_softcapping": None},
+    ),
+    "gemma3": (
+        "Gemma3",
+        {
+            "head_dim": 24,
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 1,
+            "query_pre_attn_scalar": 30,
+            "sliding_window": 33,
+            "final_logit_softcapping": 5.0,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    # Those that a GGUF file can stand for: without a scale of q k of their own.
+    "gemma2_file": (
+        "Gemma2",
+        {
+            "head_dim": 24,
+            "num_hidden_layers": 3,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": 40,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gemma3_file": (
+        "Gemma3",
+        {
+            "head_dim": 24,
+            "num_hidden_layers": 7,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": 33,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    "gemma3_wrapped": (
+        "Gemma3",
+        {
+            "head_dim": 24,
+            "sliding_window": 20,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "attention_bias": True,
+            "vision_config": VISION | {"model_type": "siglip_vision_model"},
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gemma4": (
+        "Gemma4",
+        GEMMA4
+        | {
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "hidden_size_per_layer_input": 0,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+    "gemma4_shared": (
+        "Gemma4",
+        GEMMA4
+        | {
+            "num_hidden_layers": 5,
+            "layer_types": 2 * ["sliding_attention", "full_attention"] + ["full_attention"],
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 32,
+            "tie_word_embeddings": True,
+            "vision_config": VISION
+            | {"head_dim": 8, "num_key_value_heads": 2, "position_embedding_size": 16},
+        },
+    ),
+    "gemma4_per_layer": (
+        "Gemma4",
+        GEMMA4
+        | {"hidden_size_per_layer_input": 24, "attention_bias": True, "tie_word_embeddings": False},
+    ),
+    "gemma4_moe": (
+        "Gemma4",
+        GEMMA4
+        | {
+            "num_hidden_layers": 3,
+            "layer_types": 2 * ["sliding_attention"] + ["full_attention"],
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 7,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 40,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+        },
+    ),
+    "gemma4_unified": (
+        "Gemma4Unified",
+        {name: value for name, value in GEMMA4.items() if "per_layer" not in name}
+        | {"num_kv_shared_layers": 2, "num_hidden_layers": 8, "layer_types": None},
+    ),
+    "mistral3": (
+        "Mistral3",
+        {
+            "head_dim": 24,
+            "sliding_window": None,
+            "vision_config": VISION | {"model_type": "pixtral", "head_dim": 8},
+        },
+    ),
+    "qwen2_5_vl": (
+        "Qwen2_5_VL",
+        {
+            "rope_parameters": _rope("default", mrope_section=[2, 3, 3]),
+            "vision_config": VISION | {"out_hidden_size": 64},
+        },
+    ),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {
+            "head_dim": 24,
+            "num_experts": 9,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "norm_topk_prob": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3_moe_window": (
+        "Qwen3Moe",
+        {
+            "head_dim": 40,
+            "decoder_sparse_step": 2,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 33,
+            "attention_bias": True,
+            "use_sliding_window": True,
+            "sliding_window": 50,
+        },
+    ),
+    "qwen2_moe": (
+        "Qwen2Moe",
+        {
+            "num_hidden_layers": 3,
+            "mlp_only_layers": [1],
+            "num_experts": 7,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 56,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen2_moe_file": (  # as a GGUF file can have it: experts in all layers
+        "Qwen2Moe",
+        {
+            "num_experts": 7,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 56,
+        },
+    ),
+    "qwen2_moe_window": (
+        "Qwen2Moe",
+        {
+            "num_hidden_layers": 4,
+            "decoder_sparse_step": 2,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "shared_expert_intermediate_size": 33,
+            "norm_topk_prob": True,
+            "qkv_bias": False,
+            "use_sliding_window": True,
+            "sliding_window": 50,
+            "max_window_layers": 2,
+        },
+    ),
+    "olmoe": (
+        "Olmoe",
+        {
+            "intermediate_size": 40,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "hidden_size": 84,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+        },
+    ),
+    "granite_moe": (
+        "GraniteMoe",
+        {
+            "intermediate_size": 40,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "attention_multiplier": 0.11,
+            "embedding_multiplier": 6.0,
+            "residual_multiplier": 0.3,
+            "logits_scaling": 5.0,
+        },
+    ),
+    "qwen3_vl_moe": (
+        "Qwen3VLMoe",
+        {
+            "head_dim": 24,
+            "num_hidden_layers": 3,
+            "mlp_only_layers": [0],
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "rope_parameters": _rope("default", mrope_section=[4, 4, 4], mrope_interleaved=True),
+            "vision_config": VISION | {"out_hidden_size": 64, "deepstack_visual_indexes": [0]},
+        },
+    ),
+    "gpt_oss": (
+        "GptOss",
+        {
+            "head_dim": 24,
+            "num_hidden_layers": 3,
+            "intermediate_size": 44,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "sliding_window": 30,
+            "initializer_range": 0.35,  # so that gates and ups are cut
+            "rope_parameters": _rope(
+                "yarn", factor=4.0, original_max_position_embeddings=128, truncate=False
+            ),
+        },
+    ),
+    "mixtral": (
+        "Mixtral",
+        {
+            "intermediate_size": 56,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+        },
+    ),
+    "qwen3_vl": (
+        "Qwen3VL",
+        {
+            "head_dim": 24,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "rope_parameters": _rope("default", mrope_section=[4, 4, 4], mrope_interleaved=True),
+            "vision_config": VISION | {"out_hidden_size": 64, "deepstack_visual_indexes": [0]},
+        },
+    ),
 }  # fmt: skip
 
 
@@ -157,15 +480,6 @@ class Zoo:
             model.save_pretrained(folder, max_shard_size=shard)
         return folder
 
-    def rounded_model(self, name: str, dtype: str) -> Any:
-        """Returns the reference in a 16-bit type, loaded from a checkpoint of that type."""
-        import torch
-        import transformers
-
-        return transformers.AutoModelForCausalLM.from_pretrained(
-            self.folder(name, dtype), dtype=getattr(torch, dtype)
-        ).eval()
-
     def internlm2(self, name: str) -> Path:
         """Returns an InternLM2 checkpoint with the weights of the Llama of that name."""
         folder = self.root / f"{name}-internlm2"
@@ -174,25 +488,66 @@ class Zoo:
         return folder
 
 
+def make_config(family: str, changes: dict[str, Any]) -> Any:
+    """Returns the reference's config; with a `vision_config` among the changes, that of a wrapper
+    whose language model has the others."""
+    import transformers
+
+    fields = {**SMALL, "initializer_range": 0.2, **changes}
+    vision = fields.pop("vision_config", None)
+    kind = getattr(transformers, f"{family}Config")
+    if vision is None:
+        kind = getattr(transformers, f"{family}TextConfig", kind)
+    tied = fields.pop("tie_word_embeddings", kind.tie_word_embeddings and vision is None)
+    if vision is None:
+        config = kind(**fields, tie_word_embeddings=tied)
+    else:
+        config = kind(text_config=fields, vision_config=vision, tie_word_embeddings=tied)
+    config.architectures = [
+        f"{family}For{'CausalLM' if vision is None else 'ConditionalGeneration'}"
+    ]
+    return config
+
+
 def make_model(family: str, changes: dict[str, Any], seed: int = 0) -> Any:
     """Returns a random model in which each parameter has an effect."""
     import torch
     import transformers
 
     torch.manual_seed(seed)
-    config = getattr(transformers, f"{family}Config")(
-        **{**SMALL, "initializer_range": 0.2, **changes}
-    )
+    config = make_config(family, changes)
     config._attn_implementation = "eager"
-    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    config._experts_implementation = "eager"  # others ask for widths of multiples of 16 bytes
+    model = getattr(transformers, config.architectures[0])(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_(0, 0.3)
-            elif "norm" in name:
+            elif name.endswith("sinks"):
+                parameter.normal_(1, 1)
+            elif "norm" in name or name.endswith("scale"):
                 parameter.uniform_(0.5, 1.5)
             parameter.copy_(parameter.to(torch.bfloat16))
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.uniform_(0.5, 1.5).copy_(buffer.to(torch.bfloat16))
     return model
+
+
+def rounded(model: Any, dtype: str) -> Any:
+    """Returns a copy of the reference that computes in a 16-bit type.
+
+    torch rounds every intermediate result to that type on any processor, so the copy's error
+    against float32 is a yardstick that does not depend on the machine. Rotary tables stay float32,
+    as in a model that is loaded in that type.
+    """
+    import torch
+
+    copied = copy.deepcopy(model).to(getattr(torch, dtype))
+    tables = dict(model.named_buffers())
+    for name, table in copied.named_buffers():
+        table.data = tables[name].clone()
+    return copied
 
 
 def reference_logits(model: Any, token_ids: list[int]) -> np.ndarray:
@@ -200,8 +555,22 @@ def reference_logits(model: Any, token_ids: list[int]) -> np.ndarray:
     import torch
 
     with torch.no_grad():
-        logits = model(torch.tensor([token_ids]), use_cache=False).logits[0]
+        # Hidden states are asked for because without them transformers 5.23 fails where layers of
+        # a Gemma 4 share KV and none has an input of its own.
+        output = model(torch.tensor([token_ids]), use_cache=False, output_hidden_states=True)
+        logits = output.logits[0]
     return logits.to(torch.float32).numpy()
+
+
+def relative(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """Returns the root mean square of the difference over that of `theirs`."""
+    return float(np.sqrt(np.mean((ours - theirs) ** 2) / np.mean(theirs**2)))
+
+
+def vocab(model: Any) -> int:
+    """Returns the number of ids of a reference model, which may be a wrapper."""
+    size: int = model.config.get_text_config().vocab_size
+    return size
 
 
 def prompt(length: int, vocab: int, seed: int = 1) -> list[int]:

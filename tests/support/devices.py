@@ -6,7 +6,6 @@ Import it only after conftest.py has read the options.
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,13 +45,3 @@ def another_machine() -> dict[str, Any]:
 def rms(values: npt.ArrayLike) -> float:
     """Returns the root mean square."""
     return float(np.sqrt(np.mean(np.square(values, dtype=np.float64))))
-
-
-def rounding(
-    folder: Path, ids: list[int], exact: npt.NDArray[np.float32], **options: Any
-) -> npt.NDArray[np.float32]:
-    """Returns the error of the CPU's logits with 16-bit weights and KV against `exact` ones, the
-    yardstick for a GPU."""
-    options = {"dtype": "bfloat16", **options, "device": "cpu", "isa": "auto", "threads": 2}
-    with turbomind.Engine(folder, cache_memory="32MiB", **options) as engine:
-        return engine.logits(ids) - exact

@@ -1,8 +1,10 @@
 """The project's lists agree: tools of `make check` and pre-commit, and the fast tests."""
 
 import re
+from importlib import metadata
 
 from assets import ROOT
+from packaging.specifiers import SpecifierSet
 
 HOOKS = (ROOT / ".pre-commit-config.yaml").read_text()
 PINS = dict(
@@ -31,3 +33,11 @@ def test_the_fast_tests_exist_and_every_folder_has_some():
     assert all(file.is_file() for file in files)
     folders = {path.parent for path in ROOT.glob("tests/**/test_*.py")}
     assert {file.parent for file in files} == folders
+
+
+def test_packages_whose_private_parts_are_used_have_an_upper_bound():
+    """`lmchat/server/http/protocol.py` changes with them."""
+    project = (ROOT / "pyproject.toml").read_text()
+    for name in ("uvicorn", "h11"):
+        (bounds,) = re.findall(rf'^  "{name}(>=\S+,<\S+)"', project, re.MULTILINE)
+        assert metadata.version(name) in SpecifierSet(bounds)

@@ -10,7 +10,7 @@ from typing import Any
 import command
 import numpy as np
 import pytest
-from checkpoints import TINY, Zoo, prompt
+from checkpoints import TINY, Zoo, prompt, reference_logits, relative, rounded
 
 from turbomind import _C, Engine, Handle, InvalidRequest
 from turbomind.defaults import CPU, EMULATED, GPU, CacheSize, defaults
@@ -82,11 +82,6 @@ def test_a_share_on_a_gpu_is_of_its_free_memory(config: Path, open_engine: Open)
             Engine(config, **{**SMALL, **options}, load_format="dummy")
 
 
-def relative(got: np.ndarray, wanted: np.ndarray) -> float:
-    """Returns the root mean square of the difference over that of the wanted values."""
-    return float(np.sqrt(np.mean((got - wanted) ** 2) / np.mean(wanted**2)))
-
-
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -105,12 +100,10 @@ def test_a_gpu_runs_models_of_all_shapes(
     gpu = open_engine(zoo.folder(name), **SMALL, **options)
     dtype = options.get("dtype", "bfloat16")
     assert (gpu.info.dtype, gpu.info.kv_dtype) == (dtype, dtype)
-    cpu = open_engine(zoo.folder(name), device="cpu", dtype=dtype)
-    ids = prompt(21, gpu.vocab_size)
-    wanted = open_engine(zoo.folder(name), device="cpu", dtype="float32").logits(ids)
-    bound = 1.5 * relative(cpu.logits(ids), wanted)
-    got = gpu.logits(ids)
-    assert relative(got, wanted) < bound < 0.1
+    model, ids = zoo.model(name), prompt(21, gpu.vocab_size)
+    wanted = reference_logits(model, ids)
+    bound = 1.1 * relative(reference_logits(rounded(model, dtype), ids), wanted)
+    assert relative(gpu.logits(ids), wanted) < bound < 0.1
     assert len(gpu.generate(ids, **GREEDY).token_ids) == 4
 
 

@@ -12,8 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import devices
+import gguf
+import gguf_files
 import numpy as np
+import packed_files
 import pytest
+from checkpoints import make_model
 
 import turbomind
 
@@ -57,6 +61,119 @@ MIXED_WINDOWS = {
     "eos_token_id": 2,
 }
 MODELS = {"llama": LLAMA, "mixed_windows": MIXED_WINDOWS}
+# One model per mechanism that these two do not have.
+MECHANISMS: dict[str, dict[str, Any]] = {
+    "no_rotation": {
+        "architectures": ["SmolLM3ForCausalLM"],
+        "model_type": "smollm3",
+        "no_rope_layers": [1, 0, 1],
+        "use_sliding_window": True,
+        "sliding_window": 100,
+    },
+    "partial_longrope": {
+        "architectures": ["Phi3ForCausalLM"],
+        "model_type": "phi3",
+        "partial_rotary_factor": 0.5,
+        "original_max_position_embeddings": 128,
+        "rope_scaling": {
+            "type": "longrope",
+            "short_factor": [1.0] * 6,
+            "long_factor": [1.0, 1.5, 2.0, 4.0, 7.0, 9.0],
+        },
+    },
+    "gemma": {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": 100,
+        "sliding_window_pattern": 2,
+        "final_logit_softcapping": 20.0,
+    },
+    "soft_caps": {
+        "architectures": ["Gemma2ForCausalLM"],
+        "model_type": "gemma2",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": 100,
+        "attn_logit_softcapping": 2.0,
+    },
+    "experts": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "num_experts": 20,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 72,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [1],
+    },
+    "shared_expert": {
+        "architectures": ["Qwen2MoeForCausalLM"],
+        "model_type": "qwen2_moe",
+        "head_dim": None,
+        "num_experts": 20,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 72,
+        "shared_expert_intermediate_size": 96,
+    },
+    "norms_across_heads": {
+        "architectures": ["OlmoeForCausalLM"],
+        "model_type": "olmoe",
+        "head_dim": None,
+        "num_experts": 10,
+        "num_experts_per_tok": 2,
+    },
+    "sinks": {
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "sliding_window": 100,
+        "num_local_experts": 10,
+        "num_experts_per_tok": 3,
+    },
+    "gemma4": {
+        "architectures": ["Gemma4ForCausalLM"],
+        "model_type": "gemma4_text",
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "global_head_dim": 40,
+        "hidden_size_per_layer_input": 0,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        "rope_theta": None,
+        "sliding_window": 100,
+    },
+    "shared_kv_and_inputs_per_layer": {
+        "architectures": ["Gemma4ForCausalLM"],
+        "model_type": "gemma4_text",
+        "global_head_dim": 40,
+        "hidden_size_per_layer_input": 24,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2,
+        "rope_theta": None,
+        "sliding_window": 100,
+        "use_double_wide_mlp": True,
+        "vocab_size_per_layer_input": 515,
+    },
+    "experts_beside_an_mlp": {
+        "architectures": ["Gemma4ForCausalLM"],
+        "model_type": "gemma4_text",
+        "enable_moe_block": True,
+        "num_experts": 20,
+        "top_k_experts": 4,
+        "moe_intermediate_size": 72,
+        "hidden_size_per_layer_input": 0,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        "global_head_dim": 40,
+        "rope_theta": None,
+        "sliding_window": 100,
+    },
+    "multipliers": {
+        "architectures": ["GraniteForCausalLM"],
+        "model_type": "granite",
+        "attention_multiplier": 0.1,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.4,
+        "logits_scaling": 1.7,
+    },
+}
 SAMPLING: dict[str, Any] = {
     "max_new_tokens": 20,
     "temperature": 0.9,
@@ -65,6 +182,17 @@ SAMPLING: dict[str, Any] = {
     "logprobs": 2,
     "ignore_eos": True,
 }
+# Engine options of quantized weights.
+QUANTIZED = pytest.mark.parametrize(
+    "weights",
+    [
+        pytest.param(options, marks=pytest.mark.cpu_only("a GPU refuses them"), id=name)
+        for name, options in {
+            "int8": {"quantize": "int8"},
+            "int4": {"quantize": "int4", "group_size": 64, "head": "int4"},
+        }.items()
+    ],
+)
 Signature = tuple[list[int], list[float]]
 
 
@@ -72,7 +200,8 @@ Signature = tuple[list[int], list[float]]
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Folders with a config.json per model; the weights are dummies."""
     out = {}
-    for name, config in MODELS.items():
+    others = {name: LLAMA | changes for name, changes in MECHANISMS.items()}
+    for name, config in (MODELS | others).items():
         out[name] = tmp_path_factory.mktemp(name)
         (out[name] / "config.json").write_text(json.dumps(config))
     return out
@@ -84,8 +213,10 @@ def model(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Path:
 
 
 def make_engine(model: Path, **options: Any) -> turbomind.Engine:
-    defaults: dict[str, Any] = {"threads": 2, "cache_memory": "64MiB", "prefill_chunk": 512}
-    return turbomind.Engine(model, load_format="dummy", **{**defaults, **options})
+    defaults: dict[str, Any] = {
+        "threads": 2, "cache_memory": "64MiB", "prefill_chunk": 512, "load_format": "dummy",
+    }  # fmt: skip
+    return turbomind.Engine(model, **{**defaults, **options})
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -112,10 +243,9 @@ def generate_on(handle: turbomind.Handle, **changes: Any) -> Signature:
 
 
 def page_bytes(model: Path, **options: Any) -> int:
-    """Returns the bytes of a page of all cache groups, from the number of pages in 64 MiB."""
-    with make_engine(model, cache_memory=1 << 26, **options) as engine:
-        groups = 2 if "mixed" in str(model) else 1
-        return (1 << 26) // (engine.stats().pages_total // groups)
+    """Returns the bytes of a page of all cache groups."""
+    with make_engine(model, **options) as engine:
+        return sum(group.page_bytes for group in engine.stats().groups)
 
 
 @pytest.mark.parametrize("kv_dtype", ["bfloat16", devices.FLOAT16_KV, devices.FLOAT32])
@@ -141,12 +271,79 @@ def test_chunks_and_threads_do_not_change_results_of_other_weights(model: Path, 
         assert generate(engine, ids) == expected
 
 
+@QUANTIZED
+@pytest.mark.parametrize("isa", ISAS)
+def test_chunks_and_threads_do_not_change_results_of_quantized_weights(
+    model: Path, isa: str, weights: dict[str, Any]
+) -> None:
+    ids = prompt(200)
+    with make_engine(model, isa=isa, **weights) as engine:
+        expected = generate(engine, ids)
+        logits = engine.logits(ids[:150])
+    for chunk, threads in [(1, 1), (7, 2), (64, 1)]:
+        with make_engine(model, isa=isa, **weights, prefill_chunk=chunk, threads=threads) as engine:
+            assert generate(engine, ids) == expected, f"chunk {chunk}, {threads} threads"
+            assert np.array_equal(engine.logits(ids[:150]), logits)
+
+
+@QUANTIZED
+def test_other_requests_do_not_change_results_of_quantized_weights(
+    model: Path, weights: dict[str, Any]
+) -> None:
+    check_fifteen_others(model, **weights)
+
+
+@pytest.fixture(scope="module", params=["gguf", "gptq"])
+def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of the kind Q4_K_M, with two types in one projection, or GPTQ with `desc_act`."""
+    folder = tmp_path_factory.mktemp(request.param)
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 515}
+    model = make_model("Llama", {**sizes, "max_position_embeddings": 2048})
+    if request.param == "gptq":
+        config = {"quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": True}
+
+        def module(name: str, weight: np.ndarray) -> Any:
+            dice = np.random.default_rng(list(name.replace("up_proj", "gate_proj").encode()))
+            order = dice.permutation(weight.shape[1])
+            return packed_files.gptq(dice, weight, bits=4, group=64, order=order)
+
+        return packed_files.write(model, folder, config, module)
+    model.save_pretrained(folder)
+    kinds = {"attn_v": "Q6_K", "ffn_down": "Q6_K", "output": "Q6_K", "token_embd": "BF16"}
+
+    def kind(name: str) -> gguf.GGMLQuantizationType:
+        return gguf.GGMLQuantizationType[kinds.get(name.split(".")[-2], "Q4_K")]
+
+    return gguf_files.write_gguf(folder, folder / "model.gguf", kind)
+
+
+@pytest.mark.cpu_only("a GPU refuses them")
+@pytest.mark.parametrize("isa", ISAS)
+def test_chunks_threads_and_requests_do_not_change_results_of_stored_codes(
+    stored: Path, isa: str
+) -> None:
+    ids, options = prompt(150), {"isa": isa, "load_format": "auto"}
+    with make_engine(stored, **options) as engine:
+        expected = generate(engine, ids)
+        logits = engine.logits(ids)
+    for chunk, threads in [(1, 1), (64, 2)]:
+        with make_engine(stored, **options, prefill_chunk=chunk, threads=threads) as engine:
+            assert generate(engine, ids) == expected, f"chunk {chunk}, {threads} threads"
+            assert np.array_equal(engine.logits(ids), logits)
+    if isa == ISAS[0]:
+        check_fifteen_others(stored, **options)
+
+
 @pytest.mark.parametrize("isa", ISAS)
 def test_fifteen_other_requests_do_not_change_results(model: Path, isa: str) -> None:
+    check_fifteen_others(model, isa=isa)
+
+
+def check_fifteen_others(model: Path, **options: Any) -> None:
     prompts = [
         prompt(length, seed) for seed, length in enumerate([1, 63, 64, 65, 127, 128, 200, 5] * 2)
     ]
-    with make_engine(model, isa=isa, prefix_reuse=False) as engine:
+    with make_engine(model, **options, prefix_reuse=False) as engine:
         solo = [generate(engine, ids, seed=i) for i, ids in enumerate(prompts)]
         with ThreadPoolExecutor(len(prompts)) as pool:
             together = list(
@@ -176,6 +373,37 @@ def test_reuse_and_eviction_do_not_change_results(model: Path, isa: str) -> None
         assert generate(engine, longer) == shared
     assert again == first
     assert evicted == first
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_no_mechanism_depends_on_batch_chunks_threads_or_eviction(
+    name: str, folders: dict[str, Path]
+) -> None:
+    check_mechanism(folders[name])
+
+
+@QUANTIZED
+@pytest.mark.parametrize("name", ["experts", "experts_beside_an_mlp"])
+def test_no_quantized_expert_depends_on_batch_chunks_threads_or_eviction(
+    name: str, weights: dict[str, Any], folders: dict[str, Path]
+) -> None:
+    check_mechanism(folders[name], **weights)
+
+
+def check_mechanism(folder: Path, **options: Any) -> None:
+    ids = prompt(333)
+    with make_engine(folder, **options) as engine:
+        alone = generate(engine, ids)
+    options |= {"threads": 1, "prefill_chunk": 65, "cache_pages": 24}
+    with make_engine(folder, **options) as engine:
+        with ThreadPoolExecutor(4) as pool:
+            others = [pool.submit(generate, engine, prompt(n, n)) for n in (20, 150, 400)]
+            assert generate(engine, ids) == alone
+            for other in others:
+                other.result()
+        assert generate(engine, ids) == alone
+        generate(engine, prompt(1400, 9))  # evicts the pages
+        assert generate(engine, ids) == alone
 
 
 @pytest.mark.parametrize("tail", [1, 63])

@@ -15,48 +15,22 @@ import devices
 import numpy as np
 import pytest
 from assets import asset
-from checkpoints import MODELS, Zoo, prompt, reference_logits
+from checkpoints import MODELS, Zoo, prompt, reference_logits, rounded, vocab
 from devices import rms
+from parity import LENGTH, NEW, check_greedy, check_logits, error_of
 
 import turbomind
 
 Open = Callable[..., turbomind.Engine]
 
-LENGTH = 150  # two full pages and a tail
-NEW = 10
-BF16 = ["llama_gqa_biases_tied", "llama_96", "llama_yarn", "mistral_window", "qwen2", "qwen3"]
+BF16 = [
+    "llama_gqa_biases_tied", "llama_96", "llama_yarn", "mistral_window", "qwen2", "qwen3",
+    "phi3_longrope", "smollm3_window", "granite", "gemma", "gemma2", "gemma3", "qwen3_moe",
+    "qwen3_moe_window", "mixtral", "qwen2_moe", "olmoe", "granite_moe",
+    "gpt_oss", "gemma4", "gemma4_shared", "gemma4_moe",
+]  # fmt: skip
 ISAS = devices.isas()
 INTERNLM2 = ["llama_mha", "llama_gqa"]
-
-
-def check_logits(
-    engine: turbomind.Engine, ids: list[int], theirs: np.ndarray, **options: Any
-) -> float:
-    """Returns the tolerance of a logit; `options` are those of the engine."""
-    ours = engine.logits(ids)
-    assert ours.dtype == np.float32
-    assert ours.shape == theirs.shape
-    largest = np.abs(theirs).max()
-    assert np.ptp(theirs, axis=1).min() > 1e-2 * largest, "the reference is flat: nothing is tested"
-    if devices.ON_GPU:
-        rounded = devices.rounding(engine.info.path, ids, theirs, **options)
-        assert rms(ours - theirs) <= 1.5 * rms(rounded) < 0.1 * rms(theirs)
-        return 3 * float(np.abs(rounded).max())
-    tolerance = 1e-4 * float(largest)
-    assert np.abs(ours - theirs).max() <= tolerance
-    return tolerance
-
-
-def check_greedy(
-    engine: turbomind.Engine, model: Any, ids: list[int], count: int, tolerance: float
-) -> None:
-    """Checks that tokens are the reference's, unless its two best are within the tolerance."""
-    result = engine.generate(ids, temperature=0, max_new_tokens=count, ignore_eos=True)
-    assert len(result.token_ids) == count
-    theirs = reference_logits(model, ids + result.token_ids)[len(ids) - 1 : -1]
-    best = theirs.max(axis=1)
-    chosen = theirs[np.arange(count), result.token_ids]
-    assert (best - chosen <= tolerance).all()
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -67,8 +41,8 @@ def test_every_family_has_the_logits_of_transformers(
     engine = open_engine(zoo.folder(name))
     dtype = "bfloat16" if devices.ON_GPU else "float32"
     assert engine.info.dtype == engine.info.kv_dtype == dtype
-    ids = prompt(LENGTH, model.config.vocab_size)
-    tolerance = check_logits(engine, ids, reference_logits(model, ids))
+    ids = prompt(LENGTH, vocab(model))
+    tolerance = check_logits(engine, ids, model)
     check_greedy(engine, model, ids, NEW, tolerance)
 
 
@@ -82,8 +56,8 @@ def test_default_and_deterministic_logits_are_those_of_transformers(
     model, folder = zoo.model("llama_gqa"), zoo.folder("llama_gqa")
     rows, new = 20, 5
     engine = open_engine(folder, deterministic=deterministic, max_batch_size=rows)
-    ids = prompt(LENGTH, model.config.vocab_size)
-    check_logits(engine, ids, reference_logits(model, ids))
+    ids = prompt(LENGTH, vocab(model))
+    check_logits(engine, ids, model)
     before = engine.stats()
     result = engine.generate(
         ids[:70], n=rows, seed=1, temperature=1, max_new_tokens=new, ignore_eos=True,
@@ -92,18 +66,15 @@ def test_default_and_deterministic_logits_are_those_of_transformers(
     after = engine.stats()
     assert after.tokens_decoded - before.tokens_decoded == rows * new
     assert after.steps - before.steps <= new + 2, "the rows were not decoded together"
-    ours, theirs, rounded = [], [], []
-    with turbomind.Engine(
-        folder, device="cpu", dtype="bfloat16", threads=2, cache_memory="32MiB"
-    ) as cpu:
-        for choice in result.choices:
-            tokens = ids[:70] + choice.token_ids
-            theirs.append(reference_logits(model, tokens)[69:-1])
-            rounded.append(cpu.logits(tokens)[69:-1])
-            ours.append([[row[1] for row in sorted(entry.top)] for entry in choice.logprobs])
+    sixteen, ours, theirs, yardstick = rounded(model, "bfloat16"), [], [], []
+    for choice in result.choices:
+        tokens = ids[:70] + choice.token_ids
+        theirs.append(reference_logits(model, tokens)[69:-1])
+        yardstick.append(reference_logits(sixteen, tokens)[69:-1])
+        ours.append([[row[1] for row in sorted(entry.top)] for entry in choice.logprobs])
     assert len({tuple(choice.token_ids) for choice in result.choices}) > rows / 2
-    own, exact, sixteen = (centered(each) for each in (ours, theirs, rounded))
-    assert rms(own - exact) <= 1.5 * rms(sixteen - exact) < 0.1 * rms(exact)
+    own, exact, bound = (centered(each) for each in (ours, theirs, yardstick))
+    assert rms(own - exact) <= 1.1 * rms(bound - exact) < 0.1 * rms(exact)
 
 
 def centered(logits: Any) -> np.ndarray:
@@ -118,26 +89,26 @@ def test_every_isa_has_the_logits_of_transformers(
     name: str, isa: str, zoo: Zoo, open_engine: Open
 ) -> None:
     model = zoo.model(name)
-    ids = prompt(LENGTH, model.config.vocab_size, seed=2)
+    ids = prompt(LENGTH, vocab(model), seed=2)
     engine = open_engine(zoo.folder(name), isa=isa)
-    check_logits(engine, ids, reference_logits(model, ids))
+    check_logits(engine, ids, model)
 
 
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 129])
 def test_prompts_that_end_at_page_borders(length: int, zoo: Zoo, open_engine: Open) -> None:
     model = zoo.model("mistral_window")
-    ids = prompt(length, model.config.vocab_size, seed=3)
+    ids = prompt(length, vocab(model), seed=3)
     engine = open_engine(zoo.folder("mistral_window"))
-    check_logits(engine, ids, reference_logits(model, ids))
+    check_logits(engine, ids, model)
 
 
 def test_dynamic_ntk_equals_transformers_beyond_its_length(zoo: Zoo, open_engine: Open) -> None:
     """transformers computes the table for the length it sees, so the lengths must agree."""
     model = zoo.model("llama_dynamic")
-    ids = prompt(300, model.config.vocab_size)
+    ids = prompt(300, vocab(model))
     engine = open_engine(zoo.folder("llama_dynamic"), rope_length=300)
     assert engine.info.description.max_context == 300
-    check_logits(engine, ids, reference_logits(model, ids), rope_length=300)
+    check_logits(engine, ids, model)
     plain = open_engine(zoo.folder("llama_dynamic"))
     with pytest.raises(turbomind.ContextFull):
         plain.logits(ids)
@@ -147,8 +118,8 @@ def test_dynamic_ntk_equals_transformers_beyond_its_length(zoo: Zoo, open_engine
 def test_internlm2_is_a_llama(name: str, zoo: Zoo, open_engine: Open) -> None:
     model = zoo.model(name)
     engine = open_engine(zoo.internlm2(name))
-    ids = prompt(LENGTH, model.config.vocab_size)
-    tolerance = check_logits(engine, ids, reference_logits(model, ids))
+    ids = prompt(LENGTH, vocab(model))
+    tolerance = check_logits(engine, ids, model)
     check_greedy(engine, model, ids, NEW, tolerance)
 
 
@@ -158,8 +129,8 @@ def test_internlm2_biases_are_applied(zoo: Zoo, open_engine: Open) -> None:
     model = make_model("Llama", {"attention_bias": True, "num_key_value_heads": 2})
     folder = zoo.root / "internlm2-biases"
     save_as_internlm2(model, folder)
-    ids = prompt(40, model.config.vocab_size)
-    check_logits(open_engine(folder), ids, reference_logits(model, ids))
+    ids = prompt(40, vocab(model))
+    check_logits(open_engine(folder), ids, model)
 
 
 @pytest.mark.parametrize(
@@ -170,15 +141,15 @@ def test_bfloat16_logits_are_as_close_to_float32_as_those_of_transformers(
     name: str, isa: str, zoo: Zoo, open_engine: Open
 ) -> None:
     """The error against float32 is at most 1.1 times that of the reference in bfloat16."""
-    model, rounded = zoo.model(name), zoo.rounded_model(name, "bfloat16")
-    prompts = [prompt(LENGTH, model.config.vocab_size, seed) for seed in (4, 5, 6)]
+    model = zoo.model(name)
+    sixteen = rounded(model, "bfloat16")
+    prompts = [prompt(LENGTH, vocab(model), seed) for seed in (4, 5, 6)]
     exact = [reference_logits(model, ids) for ids in prompts]
-    theirs = [reference_logits(rounded, ids) for ids in prompts]
+    theirs = [reference_logits(sixteen, ids) for ids in prompts]
     engine = open_engine(zoo.folder(name, "bfloat16"), isa=isa)
     assert engine.info.dtype == engine.info.kv_dtype == "bfloat16"
     ours = [engine.logits(ids) for ids in prompts]
-    error = rms(np.concatenate(ours) - np.concatenate(exact))
-    assert error <= 1.1 * rms(np.concatenate(theirs) - np.concatenate(exact))
+    assert error_of(name, ours, exact) <= 1.1 * error_of(name, theirs, exact)
 
 
 @pytest.mark.parametrize(
@@ -190,19 +161,20 @@ def test_float16_logits_are_as_close_to_float32_as_those_of_transformers(
 ) -> None:
     """With KV in float16 the error against float32 is at most 1.1 times that of the reference in
     float16, and less than with KV in bfloat16."""
-    model, rounded = zoo.model(name), zoo.rounded_model(name, "float16")
-    prompts = [prompt(LENGTH, model.config.vocab_size, seed) for seed in (4, 5, 6)]
-    exact = np.concatenate([reference_logits(model, ids) for ids in prompts])
-    theirs = np.concatenate([reference_logits(rounded, ids) for ids in prompts])
+    model = zoo.model(name)
+    sixteen = rounded(model, "float16")
+    prompts = [prompt(LENGTH, vocab(model), seed) for seed in (4, 5, 6)]
+    exact = [reference_logits(model, ids) for ids in prompts]
+    theirs = [reference_logits(sixteen, ids) for ids in prompts]
     folder = zoo.folder(name, "float16")
 
     def error(kv_dtype: str) -> float:
         engine = open_engine(folder, isa=isa, kv_dtype=kv_dtype)
         assert (engine.info.dtype, engine.info.kv_dtype) == ("float16", kv_dtype)
-        return rms(np.concatenate([engine.logits(ids) for ids in prompts]) - exact)
+        return error_of(name, [engine.logits(ids) for ids in prompts], exact)
 
     ours = error("float16")
-    assert ours <= 1.1 * rms(theirs - exact)
+    assert ours <= 1.1 * error_of(name, theirs, exact)
     assert devices.ON_GPU or ours < 0.5 * error("bfloat16")
 
 
@@ -210,10 +182,10 @@ def test_float16_weights_have_the_logits_of_transformers(zoo: Zoo, open_engine: 
     """float16 weights hold these checkpoints exactly, up to subnormals; KV in float32, on a GPU in
     float16."""
     model = zoo.model("qwen2")
-    ids = prompt(LENGTH, model.config.vocab_size)
+    ids = prompt(LENGTH, vocab(model))
     kv_dtype = "auto" if devices.ON_GPU else "float32"
     engine = open_engine(zoo.folder("qwen2"), dtype="float16", kv_dtype=kv_dtype)
-    check_logits(engine, ids, reference_logits(model, ids), dtype="float16")
+    check_logits(engine, ids, model, dtype="float16")
 
 
 def test_shards_and_one_file_are_the_same_model(zoo: Zoo, open_engine: Open) -> None:
@@ -228,9 +200,9 @@ def test_score_and_logprobs_are_log_softmax(zoo: Zoo, open_engine: Open) -> None
 
     model = zoo.model("qwen2_window")
     engine = open_engine(zoo.folder("qwen2_window"))
-    ids = prompt(LENGTH, model.config.vocab_size)
+    ids = prompt(LENGTH, vocab(model))
     theirs = reference_logits(model, ids)
-    check_logits(engine, ids, theirs)
+    check_logits(engine, ids, model)
     logits = torch.from_numpy(engine.logits(ids) if devices.ON_GPU else theirs).double()
     table = torch.log_softmax(logits, dim=-1).numpy()
     expected = table[np.arange(LENGTH - 1), ids[1:]]

@@ -167,7 +167,7 @@ def test_float16_pages_are_read_as_float16_only(
     with turbomind.Engine(
         folder, threads=1, cache_memory="32MiB", kv_dtype="float16", **pages
     ) as engine:
-        session.begin(engine)
+        session.begin(engine).close(save=True)
     other = open_engine(folder, kv_dtype="bfloat16", **pages)
     assert other.residence(session.tokens) == Residence(0, 0, 0)
     again = open_engine(folder, kv_dtype="float16", **pages)
@@ -182,7 +182,7 @@ def test_damaged_pages_are_computed_again(zoo: Zoo, tmp_path: Path, open_engine:
     session = Session(zoo.folder("llama_gqa"), open_engine, GREEDY)
     options = tiers_of("disk", tmp_path)
     with turbomind.Engine(session.folder, threads=1, cache_memory="32MiB", **options) as engine:
-        session.begin(engine)
+        session.begin(engine).close(save=True)
     files = [f for f in (tmp_path / "pages").rglob("*") if f.is_file() and f.stat().st_size > 4096]
     assert files
     for file in files:

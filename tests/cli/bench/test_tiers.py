@@ -2,6 +2,7 @@
 
 import json
 import statistics
+import sys
 from pathlib import Path
 
 import devices
@@ -150,16 +151,17 @@ def test_bench_pressure_takes_a_trace_and_chooses_its_rate(config, tmp_path):
 
 def test_the_plot_is_a_png(config, tmp_path):
     path = tmp_path / "ttft.png"
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        assert "lmchat[plots]" in str(run("pressure", "memo", "--plot", path).exception)
-        return
     sample = {"seconds": 0.1}
     mode = {"samples": [sample, sample], "ttft": {"p90": 0.1}}
     report = {"modes": {"tiers": mode}, "sessions": 3, "oversubscribed": 4.0, "rate": 1.0}
     memory_pressure_view.plot(report, str(path))
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_plot_without_matplotlib_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    refusal = run("pressure", "memo", "--plot", tmp_path / "ttft.png").exception
+    assert "lmchat[plots]" in str(refusal)
 
 
 def test_bench_verbs_counts_pages_and_times_commits(tmp_path):

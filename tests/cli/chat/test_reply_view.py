@@ -16,7 +16,7 @@ from lmchat.cli.chat.reply_view import PAINT_EVERY, MarkdownView
 from lmchat.cli.terminal.blocks import CODE_PART, BlockStream
 from lmchat.cli.terminal.markdown import render
 from lmchat.cli.terminal.tables import columns
-from lmchat.cli.terminal.texts import duration, latency
+from lmchat.figures import duration, latency
 from lmchat.generation.generation import Reply
 from lmchat.store.turns import Timings, Usage
 

@@ -165,7 +165,7 @@ def test_settings_change_and_facts_are_shown_in_the_chat(start, tmp_path):
         user.type("/set temperature 2", "temperature: 2.0, this session's (how evenly")
         user.type("/set temperature default", "temperature: 0.0, the model's (how evenly")
         user.type('/set stop_strings ["a", "b"]', 'stop_strings: ["a", "b"], this session')
-        user.type("/set ignore_eos on", "ignore_eos: on, this session's (on: go on after")
+        user.type("/set ignore_eos on", "ignore_eos: on, this session's (on: continue after")
         user.type("/set top_k", "top_k: not set (sample from")
         user.type("/set temperature hot", "error: temperature is 'hot', expected a number")
         user.type("/set tempo 1", "error: unknown setting 'tempo'")
@@ -236,7 +236,8 @@ def test_help_lists_commands_and_mistakes_name_the_nearest(start):
         names = re.findall(r"^/(\w+)", shown, re.MULTILINE)
         assert names == [
             "help", "exit", "new", "sessions", "search", "switch", "undo", "retry", "edit",
-            "continue", "fork", "title", "tag", "pin", "delete", "branches", "system", "set",
+            "edit_reply", "continue", "fork", "title", "tag", "pin", "delete", "branches",
+            "system", "set",
             "show", "stats", "tokens", "think", "export", "import", "save",
         ]  # fmt: skip
         user.type("/help set", "/set [NAME [VALUE]]\n", "top_k ", "min_p ")
@@ -355,6 +356,25 @@ def test_edit_on_the_input_line(start):
         user.type(" before", "new + ", prompt="> ")
         user.type("/show all", "1> as it was before\n")
         user.type("/branches 1", "  1 1  as it was → ", "* 1 2  as it was before → ")
+        user.leave()
+
+
+@BOTH
+def test_edit_reply_replaces_a_reply_without_generating(start):
+    with start() as terminal:
+        user = ChatUser(terminal)
+        user.type("/edit_reply", "There is nothing to edit")
+        user.type("first", "new + 0 cached")
+        user.type("second", "new + ")
+        user.type("/edit_reply 3 x", "error: ")
+        user.type("/edit_reply 1 as I want it", "reply 1 is replaced; /branches lists the old one")
+        user.type("/show all", "as I want it\n")
+        user.type("/branches 1", "first → ", "* 1 2  first → as I want it")
+        user.type(
+            "/edit_reply", "edit the reply: Enter stores it", prompt="> /edit_reply 1 as I want it"
+        )
+        user.type(" now", "reply 1 is replaced", prompt="> ")
+        user.type("/show", "as I want it now\n")
         user.leave()
 
 

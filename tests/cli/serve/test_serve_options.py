@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 from lmchat.cli.app import app
 from lmchat.cli.serve.options import config_of, example, limits_of
 from lmchat.errors import Error, InvalidRequest
-from lmchat.server.keys import VARIABLE, collect, parse_key
-from lmchat.server.sockets import is_loopback, tcp_socket, unix_socket, url_of
+from lmchat.server.http.keys import VARIABLE, collect, parse_key
+from lmchat.server.http.sockets import is_loopback, tcp_socket, unix_socket, url_of
 
 DEFAULTS = {
     "host": "127.0.0.1", "api_key": (), "api_keys": None, "insecure": False, "model_name": None,
@@ -33,7 +33,7 @@ def test_a_wrong_option_is_one_line():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--limit", "bodi=1"], "limit is 'bodi', expected one of bodies, body"),
+        (["--limit", "bodi=1"], "limit is 'bodi', expected one of archives, bodies, body"),
         (["--api-key", "short"], "--api-key: the key has 5 characters"),
         (["--log-level", "loud"], "--log-level is 'loud', expected one of debug"),
         (["--port", "70000"], "--port is 70000, expected 0 to 65535"),
@@ -169,6 +169,6 @@ def test_a_unix_socket_is_private_and_replaces_a_dead_one(tmp_path):
 def test_a_file_is_not_replaced_by_a_socket(tmp_path):
     path = tmp_path / "file"
     path.write_text("x")
-    with pytest.raises(InvalidRequest, match="is no socket"):
+    with pytest.raises(InvalidRequest, match="is not a socket"):
         unix_socket(path)
     assert path.read_text() == "x"

@@ -81,7 +81,7 @@ DOCUMENTS = [
     (put("turns", 0, "parent", 1), "turn 1 has the parent 1, expected a turn before it"),
     (put("turns", 1, "parent", 77), "turn 2 has the parent 77"),
     (put("turns", 1, "parent", None), "turn 2 keeps|is a reply to none"),
-    (put("turns", 1, "role", "user"), "turn 2 has error, but is no reply"),
+    (put("turns", 1, "role", "user"), "turn 2 has error, but is not a reply"),
     (put("turns", 1, "keep", 1 << 20), "turn 2 keeps 1048576 tokens of"),
     (put("turns", 1, "keep", -1), "keep is -1, expected at least 0"),
     (put("turns", 1, "length", 7), "turn 2 has the length 7, expected"),

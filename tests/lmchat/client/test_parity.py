@@ -14,7 +14,10 @@ from lmchat.text.tokenizer import Tokenizer
 LOCAL_ONLY = {
     "ChatEngine.core": "the engine of this process",
     "Session.removed": "what the engine calls when it deletes a session",
-    "Session.update(check)": "a function cannot be sent",
+    **{
+        f"Session.{name}(check)": "a function cannot be sent"
+        for name in ("update", "start_send", "start_continue", "start_retry", "start_edit")
+    },
 }
 PAIRS = [(lmchat.ChatEngine, RemoteEngine), (lmchat.Session, RemoteSession)]
 

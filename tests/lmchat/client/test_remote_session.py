@@ -90,6 +90,9 @@ def conversation(engine):
         told(ReplyStream(chat.start_send("instead", after=after, metadata={"x": 1})).result())
     )
     chat.append([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}])
+    chat.edit_reply(0, "edited")
+    seen += [[shown(b.turn), shown(b.reply), b.leaf, b.active] for b in chat.branches(0)]
+    chat.switch(0, 0)
     chat.annotate(chat.turns[-1].id, {"note": [1, 2]})
     seen.append([shown(turn) for turn in chat.conversation(after)])
     chat.set_system("Be kind.")
@@ -252,7 +255,8 @@ def test_a_reply_is_stopped_and_followed_by_any_client(remote, server):
         assert same.state is State.DECODE
         follower = same.follow()
         assert next(follower).startswith(read[0][:1])
-        stopped = same.stop()
+        assert same.stop(follower.turn_id + 1) is chat.stop(follower.turn_id + 1) is None
+        stopped = same.stop(follower.turn_id)
         assert stopped is not None
         assert stopped.finish_reason == "cancelled"
         reply = stream.result()

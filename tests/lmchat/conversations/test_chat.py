@@ -352,7 +352,7 @@ REFUSED = [
     ([], "messages is empty"),
     ("Hi", "messages is a str, expected a list"),
     ([3], r"messages\[0\] is a int"),
-    ([{"content": "x"}], "role None, expected a text"),
+    ([{"content": "x"}], "role None, expected a string"),
     ([{"role": "user"}], "nothing as its content"),
     ([{"role": "user", "content": ["x"]}], "a list as its content"),
     ([user("x"), assistant("y")], "the last message is of 'assistant'"),

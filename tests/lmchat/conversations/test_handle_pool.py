@@ -57,6 +57,29 @@ def test_an_extended_conversation_keeps_its_handle(pool, core):
     assert len(core.open_handles) == 1
 
 
+def test_a_request_continues_a_conversation_if_it_shares_a_reply(pool):
+    def continues(prompt, **options):
+        reservation = pool.reserve("a", prompt)
+        found = reservation.continues
+        pool.begin(reservation)
+        pool.finish(reservation, [80], len(prompt))
+        return found
+
+    assert not continues(PROMPT)
+    assert not continues(PROMPT)  # the same question again
+    assert not continues([*PROMPT[:15], 7, 8, 9])  # of one template
+    longer = [*PROMPT, 80, 5, 6]
+    assert continues(longer)
+    assert continues([*longer, 80, 5])
+    assert continues([*PROMPT, 80, 7])  # another question in place of the second one
+    assert not continues([5, *longer])
+    reservation = pool.reserve("a", [*longer, 80, 5, 80])
+    assert reservation.continues
+    pool.begin(reservation)
+    pool.lost(reservation)
+    assert not reservation.continues
+
+
 def test_a_branch_gets_a_fork_and_the_old_one_stays(pool, core):
     handle, _ = run(pool, PROMPT)
     other, prefix = run(pool, [*PROMPT[:15], 7])

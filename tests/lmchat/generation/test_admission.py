@@ -77,29 +77,31 @@ class Reference:
         for one in wanting:
             for other, count in slots.items():
                 assert count <= slots[one] + 1, (one, other, slots)
-        assert sum(not t.live for t in waiting) <= self.max_queue
+        assert len(waiting) <= self.max_queue
 
-    def refuses(self, engine, waiting, owner):
-        """Returns whether an ordinary request of the owner is refused, and which one is refused in
-        its place (at least one of the two is None)."""
+    def refuses(self, engine, waiting, owner, live):
+        """Returns whether a request of the owner is refused, and which ones may be refused in its
+        place (at least one of the two is None)."""
         slots, inside = engine.slots(), Counter(t.owner for t in engine.inside)
-        queued = [t for t in waiting if not t.live]
         paused = any(t.owner == owner and t.priority == PAUSED for t in engine.inside)
         wants = paused or any(t.owner == owner for t in waiting)
         most = max(slots.values(), default=0)
         if not wants and (slots.total() < self.capacity or most > slots[owner] + 1):
             return False, None
-        if len(queued) < self.max_queue:
+        if live and engine.admission._displaced(owner) is not None:  # it takes that one's slot
+            return False, None
+        if len(waiting) < self.max_queue:
             return False, None
         places = inside + Counter(t.owner for t in waiting)
-        above = max((places[t.owner] for t in queued), default=0)
+        above = max((places[t.owner] for t in waiting), default=0)
         if above <= places[owner] + 1:
             return True, None
         return False, {
-            [t for t in queued if t.owner == o][-1]
+            ([t for t in waiting if t.owner == o and not t.live]
+             or [t for t in waiting if t.owner == o])[-1]
             for o in places
-            if places[o] == above and any(t.owner == o for t in queued)
-        }
+            if places[o] == above and any(t.owner == o for t in waiting)
+        }  # fmt: skip
 
 
 @settings(max_examples=150, deadline=None)
@@ -113,11 +115,11 @@ def test_random_arrivals_keep_shares_and_bounds(data):
         action = data.draw(st.sampled_from(["enter", "enter", "leave", "withdraw", "charge"]))
         if action == "enter":
             owner, live = data.draw(st.sampled_from("aaabc")), data.draw(st.booleans())
-            refused, others = reference.refuses(engine, waiting, owner)
+            refused, others = reference.refuses(engine, waiting, owner, live)
             ticket = engine.ticket(owner, live, data.draw(st.integers(0, 9)))
-            if refused and not live:
+            if refused:
                 with pytest.raises(Overloaded, match=f"max_queue={max_queue}; .* are running"):
-                    admission.check(owner)
+                    admission.check(owner, live=live)
                 with pytest.raises(Overloaded):
                     admission.enter(ticket)
                 assert not admission.withdraw(ticket)
@@ -128,10 +130,9 @@ def test_random_arrivals_keep_shares_and_bounds(data):
                     admission.reserve(ticket)
                 admission.enter(ticket)
                 waiting.append(ticket)
-                if not live:
-                    gone = engine.refused[before:]
-                    assert len(gone) == (others is not None)
-                    assert not gone or gone[0] in others
+                gone = engine.refused[before:]
+                assert len(gone) == (others is not None)
+                assert not gone or gone[0] in others
         elif action == "leave" and engine.inside:
             engine.leave(
                 data.draw(st.sampled_from(sorted(engine.inside, key=engine.started.index)))
@@ -245,15 +246,34 @@ def test_live_turns_pass_but_not_for_ever():
 
 
 def test_a_live_turn_takes_a_slot_of_its_own_owner():
-    engine = Engine(4, 2)
+    engine = Engine(4, 4)
     replies = [engine.enter() for _ in range(6)]
-    with pytest.raises(Overloaded):
-        engine.enter()
     turns = [engine.enter(live=True) for _ in range(5)]
     assert engine.started == [*replies[:4], *turns[:3]]
     assert [t.priority for t in replies[:4]] == [ORDINARY, PAUSED, PAUSED, PAUSED]
     assert engine.admission.stats().preempted_for_live == 3
     assert engine.admission.stats().waiting_live == 2
+    for live in (False, True):  # the queue is full
+        with pytest.raises(Overloaded, match="4 requests are waiting"):
+            engine.enter(live=live)
+
+
+def test_a_live_turn_needs_no_place_in_a_full_queue_if_it_gets_a_slot():
+    engine = Engine(4, 2)
+    for _ in range(6):
+        engine.enter()
+    turns = [engine.enter(live=True) for _ in range(3)]
+    assert engine.started[-3:] == turns
+    with pytest.raises(Overloaded):
+        engine.enter(live=True)
+
+
+def test_queued_live_turns_of_a_large_owner_give_way():
+    engine = Engine(2, 4)
+    queued = [engine.enter("large", live=True) for _ in range(6)][2:]
+    small = [engine.enter("small", live=live) for live in (True, False, True)]
+    assert engine.started[-1] is small[0]
+    assert engine.refused == [queued[3], queued[2]]
 
 
 def test_an_owner_takes_its_share_of_slots_and_gives_it_back():
@@ -273,7 +293,7 @@ def test_an_owner_takes_its_share_of_slots_and_gives_it_back():
 
 def test_live_turns_of_one_owner_leave_the_share_of_another():
     """However many sessions an owner has, a turn of another owner is started at once."""
-    engine = Engine(8, 10)
+    engine = Engine(8, 1000)
     for _ in range(1000):
         engine.enter("many", live=True)
     turns = [engine.enter("few", live=True) for _ in range(4)]
@@ -343,6 +363,30 @@ def test_the_predicted_wait_bounds_the_queue():
     engine.admission.check("another owner")
     engine.admission.check("o", live=True)
     assert engine.enter("another owner") in engine.started
+
+
+def test_scores_count_towards_the_predicted_wait():
+    now = [0.0]
+    engine = Engine(1, 100, max_wait=25, clock=lambda: now[0])
+
+    def score(cost, owner="o"):
+        ticket = engine.ticket(owner, cost=cost)
+        ticket.limit = 0
+        engine.admission.enter(ticket)
+        return ticket
+
+    first = score(100)
+    now[0] = 10.0
+    engine.admission.scored(first)
+    engine.leave(first)
+    running, queued = score(100), score(50)  # 10 and 5 seconds
+    engine.admission.check("o")
+    last = score(50)
+    with pytest.raises(Overloaded, match=r"is expected in 30\.0 seconds, .* max_wait=25"):
+        score(100)
+    for ticket in (last, queued, running):
+        engine.leave(ticket)
+    assert score(400) in engine.started  # there is a slot for it
 
 
 def test_nothing_is_refused_for_its_wait_before_there_are_measurements():

@@ -46,6 +46,25 @@ def test_a_live_turn_passes_long_replies_which_then_continue_alike(engine):
     assert stats.preempted_for_share >= 1
 
 
+def test_short_chats_of_one_template_are_not_live(engine):
+    """They share the template's first tokens only. The queue bounds them; a second turn is live."""
+    messages = [{"role": "user", "content": "Hello"}]
+    reply = engine.chat(messages, **GREEDY)
+    longer = [*messages, {"role": "assistant", "content": reply.text}, *messages]
+    with begun(engine), begun(engine):
+        waiting = [
+            engine.start_chat([{"role": "user", "content": f"{i} Hello"}], **GREEDY)
+            for i in range(2)
+        ]
+        with pytest.raises(lmchat.Overloaded, match="max_queue=2"):
+            engine.chat([{"role": "user", "content": "Hello there"}], **GREEDY)
+        assert engine.queue_stats().waiting_live == 0
+        assert engine.chat(longer, **GREEDY).text
+        assert engine.queue_stats().preempted_for_live == 1
+        for generation in waiting:
+            generation.cancel()
+
+
 def test_a_refused_turn_writes_nothing(engine, monkeypatch):
     with contextlib.ExitStack() as streams:
         for _ in range(2):

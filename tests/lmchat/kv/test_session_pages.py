@@ -8,6 +8,8 @@ import threading
 import time
 
 import devices
+import gguf
+import gguf_files
 import pytest
 from chat_models import chat_model
 from chat_reference import Computed
@@ -122,6 +124,40 @@ def test_only_what_is_new_is_computed(folder, device, reference, seed):
                 talk.open()
     finally:
         talk.engine.close()
+
+
+@pytest.fixture(scope="module", params=["int4", "gguf"])
+def quantized(request, folder, tmp_path_factory):
+    """A model with quantized weights, and its options: quantized while it is loaded, or a file of
+    Q4_K with other types where the kind Q4_K_M has them."""
+    if request.param == "int4":
+        return folder, {**OPTIONS, "quantize": "int4", "group_size": 32, "head": "int4"}
+    path = chat_model(tmp_path_factory.mktemp("gguf"), hidden=256)
+    kinds = {"attn_v": "Q6_K", "token_embd": "Q6_K", "ffn_down": "Q8_0"}
+
+    def kind(name):
+        return gguf.GGMLQuantizationType[kinds.get(name.split(".")[-2], "Q4_K")]
+
+    tokenizer = gguf_files.byte_level(path, "gpt-2")
+    return gguf_files.write_gguf(path, path / "model.gguf", kind, tokenizer=tokenizer), OPTIONS
+
+
+@pytest.mark.cpu_only("a GPU refuses quantized weights")
+def test_quantized_weights_reply_after_restarts_as_without_one(quantized, device):
+    model, options = quantized
+    loaded = 0
+    with Engine(model, device=device, **options) as reference:
+        assert "int4" in reference.info.weights_text
+        for text in ("word " * 200, "And now?", "again " * 70, "Why?"):
+            with lmchat.ChatEngine(model, device=device, **options) as engine:
+                chat = engine.session("trip", settings=SETTINGS)
+                reply = chat.send(text, max_new_tokens=20)
+                prompt, tokens = chat.token_ids[:-20], chat.token_ids[-20:]
+            seeds = {name: reply.turn.settings[name] for name in ("seed", "attempt")}
+            alone = reference.generate(prompt, **SETTINGS, **seeds, max_new_tokens=20)
+            assert alone.token_ids == tokens
+            loaded += reply.usage.loaded_tokens
+    assert loaded >= 200
 
 
 def test_after_a_restart_the_past_is_loaded(folder, device):

@@ -125,11 +125,15 @@ def test_turns_count_the_tokens_that_they_compute_again(server):
     )  # fmt: skip
     metrics.ended(reply, 90)
     metrics.ended(reply, 50)
+    metrics.ended(replace(reply, usage=replace(reply.usage, loaded_tokens=7)), 61, True)
     metrics.ended(reply)
-    assert changes["turn_recomputed_tokens_count"] == 2
+    assert changes["turn_recomputed_tokens_count"] == 3
     assert changes["turn_recomputed_tokens_sum"] == 29
-    assert changes["session_resume_seconds_count"] == 1
-    assert changes["session_resume_seconds_sum"] == 0.5
+    assert changes["session_resume_seconds_count"] == 2
+    assert changes["session_resume_seconds_sum"] == 1.0
+    assert changes["sessions_taken_over_total"] == 1
+    assert changes["taken_over_loaded_tokens_total"] == 7
+    assert changes["taken_over_recomputed_tokens_total"] == 0
 
 
 def test_a_session_reports_its_turns(server):
@@ -157,6 +161,24 @@ def test_ends_are_counted_by_their_reason(server):
     assert found == {"stop": 1, "abort": 1}
     assert changes["request_success_total", "error"] == 2
     assert changes["time_to_first_token_seconds_count"] == 0
+
+
+def test_refused_turns_are_no_errors(server):
+    def refuse(_tree):
+        raise LookupError("refused")
+
+    async def checked():
+        session = await server.engine.session()
+        with pytest.raises(LookupError):
+            await asyncio.to_thread(session.sync.start_send, "Hello!", check=refuse)
+        await session.delete()
+
+    client, changes = server.client(), Changes(server)
+    path = f"/v1/sessions/{client.post('/v1/sessions', json={}).json()['id']}"
+    assert client.post(f"{path}/turns", json={"text": "word " * 5000}).status_code == 400
+    server.call(checked())
+    assert client.delete(path).is_success
+    assert changes["request_success_total", "error"] == 0
 
 
 def test_counters_of_the_core_are_shown(server, monkeypatch):

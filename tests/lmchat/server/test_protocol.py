@@ -38,7 +38,19 @@ async def waits(scope, receive, send):
         pass
 
 
-MOUNTS = tuple(MountedApp(f"/{one.__name__}", one) for one in (floods, sends_much, waits))
+async def ends_late(scope, receive, send):
+    """Sends all of Content-Length, and ends the response once the next request arrives."""
+    may_end.clear()
+    headers = [(b"content-length", b"2")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": b"ok", "more_body": True})
+    await asyncio.wait_for(may_end.wait(), 60)
+    await send({"type": "http.response.body"})
+
+
+may_end = asyncio.Event()
+APPS = (floods, sends_much, waits, ends_late)
+MOUNTS = tuple(MountedApp(f"/{one.__name__}", one) for one in APPS)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +100,7 @@ def test_a_slow_body_is_refused(server, headers):
 
 
 def test_the_rest_of_a_refused_body_does_not_keep_a_connection(server, monkeypatch):
-    monkeypatch.setattr("lmchat.server.protocol.LINGER_SECONDS", SOON)
+    monkeypatch.setattr("lmchat.server.http.protocol.LINGER_SECONDS", SOON)
     with http_raw.connected(server.port) as connection:
         headers = [HOST, ("Content-Length", "100")]
         connection.sendall(request("POST", "/v1/conversations", headers) + b"x")
@@ -177,6 +189,24 @@ def test_much_sent_early_drops_the_connection(server):
         connection.sendall(b"x" * 8192)
         assert http_raw.rest(connection) == b""
     server.call(until_none(server))
+
+
+async def until_paused_or_closed(server):
+    connections = server.uvicorn.server_state.connections
+    while connections and not any(one.flow.read_paused for one in connections):
+        await asyncio.sleep(0.01)
+    may_end.set()
+
+
+def test_a_request_after_a_whole_response_that_the_app_has_not_ended(server):
+    server.call(until_none(server))
+    with http_raw.connected(server.port) as connection:
+        connection.sendall(request("GET", "/ends_late/"))
+        assert http_raw.answer(connection).body == b"ok"
+        headers = [HOST, ("Content-Type", "text/plain")]
+        connection.sendall(request("POST", "/v1/conversations", headers, b"x" * 8192))
+        server.call(until_paused_or_closed(server))
+        assert http_raw.answer(connection).status == 415
 
 
 def test_requests_sent_early_are_answered_in_order(server):

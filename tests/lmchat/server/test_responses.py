@@ -283,7 +283,8 @@ def test_a_conversation_is_a_session(server, client):
     found = client.conversations.items.list(made.id, order="asc")
     strictly(ConversationItemList, ConversationItemList(**found.model_dump()))
     assert [item.content[0].text for item in found.data] == [
-        "My dog is Waffles.\n\nWhat is its name?",
+        "My dog is Waffles.",
+        "What is its name?",
         response.output_text,
     ]
     again = client.responses.create(input="And mine?", conversation=made.id, **SHORT)

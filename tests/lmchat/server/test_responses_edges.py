@@ -36,12 +36,16 @@ def client(server):
 
 
 @pytest.fixture
+def bob(server):
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="b", max_retries=0) as found:
+        yield found
+
+
+@pytest.fixture
 def busy(server):
     """A generation of the same owner has the slot; another owner could take it."""
-    generation = server.engine.sync.start_generate("x", owner="ann", ignore_eos=True)
-    yield
-    generation.cancel()
-    generation.wait()
+    with server.taken_slot("ann"):
+        yield
 
 
 def conversation(client, *texts):
@@ -53,7 +57,7 @@ def conversation(client, *texts):
 
 
 def items_of(client, made):
-    found = client.conversations.items.list(made, order="asc").data
+    found = client.conversations.items.list(made, order="asc", limit=100).data
     return [(item.role, item.content[0].text) for item in found]
 
 
@@ -191,11 +195,13 @@ def test_instructions_do_not_stay_when_items_are_added(client):
     assert items_of(client, made)[0] == ("system", "Own.\n\nMore.")
 
 
-def test_items_that_join_a_waiting_message_are_answered_with_it(client):
+def test_items_after_a_waiting_message_are_answered_with_it(client):
     made = conversation(client, "one")
     user = {"type": "message", "role": "user", "content": "two"}
     (item,) = client.conversations.items.create(made, items=[user]).data
-    assert item.content[0].text == "one\n\ntwo"
+    assert item.content[0].text == "two"
+    client.responses.create(input="three", conversation=made, **SHORT)
+    assert [text for _, text in items_of(client, made)][:-1] == ["one", "two", "three"]
 
 
 def test_truncation_holds_for_one_response(server, client):
@@ -252,29 +258,132 @@ def test_a_wrong_starting_after_is_refused(server, client, after):
     assert answer.json()["error"]["param"] == "starting_after"
 
 
-def test_events_of_ended_responses_are_bounded(server, client, monkeypatch):
-    def events(made):
+def test_events_of_ended_responses_are_bounded(client, bob, monkeypatch):
+    def events(made, client=client):
         return list(client.responses.retrieve(made, stream=True))
 
-    def ended():
+    def ended(client=client):
         made = client.responses.create(input="x", background=True, stream=True, **SHORT)
         return [event.response.id for event in made if hasattr(event, "response")][-1]
 
-    first = ended()
+    of_bob, first = ended(bob), ended()
     size = sum(len(json.dumps(event.model_dump())) for event in events(first))
     monkeypatch.setattr(run, "KEPT_BYTES", 3 * size)
     others = [ended() for _ in range(4)]
+    assert events(of_bob, bob)  # one owner's responses do not evict another's
     assert events(others[-1])
     with pytest.raises(openai.BadRequestError, match="no events"):
         events(first)
     assert client.responses.retrieve(first).status == "incomplete"
 
 
-def test_an_owner_s_sessions_are_bounded(server):
+@pytest.mark.parametrize("field", ["previous_response_id", "conversation"])
+@pytest.mark.parametrize("route", ["/v1/responses", "/v1/responses/input_tokens"])
+@pytest.mark.parametrize("store", [True, False])
+def test_an_absent_object_is_refused_in_the_field_that_names_it(server, field, route, store):
+    kind = "resp" if field == "previous_response_id" else "conv"
+    for absent in (f"{kind}_{'0' * 32}" + "2" * (kind == "resp"), "x"):
+        body = {"input": "x", field: absent}
+        if not store:
+            if field == "conversation" or route.endswith("tokens"):
+                return
+            body["store"] = False
+        answer = server.client("a").post(route, json=body)
+        assert answer.status_code == 404
+        assert answer.json()["error"]["param"] == field
+        assert absent in answer.json()["error"]["message"]
+
+
+def test_both_places_of_a_response_are_refused(server):
+    body = {"input": "x", "conversation": "conv_1", "previous_response_id": "resp_1"}
+    error = server.client("a").post("/v1/responses", json=body).json()["error"]
+    assert error["param"] == "conversation"
+
+
+def message(role, content):
+    return {"type": "message", "role": role, "content": content}
+
+
+def test_items_of_one_role_in_a_row_stay_items(server, client):
+    made = client.conversations.create(items=[message("user", "a\n\nb"), message("user", "c")]).id
+    assert items_of(client, made) == [("user", "a\n\nb"), ("user", "c")]
+    client.conversations.items.create(made, items=[message("user", "d")])
+    response = client.responses.create(
+        input=[message("user", "e"), message("user", "f")], conversation=made, **SHORT
+    )
+    client.conversations.items.create(
+        made,
+        items=[message(role, role[0]) for role in ("user", "user", "assistant", "assistant")],
+    )
+    expected = [
+        ("user", "a\n\nb"), ("user", "c"), ("user", "d"), ("user", "e"), ("user", "f"),
+        ("assistant", response.output_text), ("user", "u"), ("user", "u"), ("assistant", "a"),
+        ("assistant", "a"),
+    ]  # fmt: skip
+    assert items_of(client, made) == expected
+    found = client.conversations.items.list(made, limit=100).data
+    assert len({item.id for item in found}) == len(found)
+    item = client.conversations.items.retrieve(found[3].id, conversation_id=made)
+    assert item.content[0].text == "u"
+    asked = client.responses.input_items.list(response.id, order="asc").data
+    assert [item.content[0].text for item in asked] == ["a\n\nb", "c", "d", "e", "f"]
+    turns = server.engine.sync.session_by_id(made[5:], owner="ann").turns
+    assert turns[0].text == "a\n\nb\n\nc\n\nd\n\ne\n\nf"
+
+
+def test_created_items_are_those_of_the_request(client):
+    """Also where others are equal to them, or wait for a reply before them."""
+    made = conversation(client)
+    for items in (
+        [message("user", "x")],
+        [message("user", "x"), message("user", "y")],
+        [message("assistant", "z"), message("user", "x")],
+        [message("system", "Be kind."), message("user", "x"), message("assistant", "z")],
+    ):
+        found = client.conversations.items.create(made, items=items)
+        assert [(item.role, item.content[0].text) for item in found.data] == [
+            (item["role"], item["content"]) for item in items
+        ]
+
+
+@pytest.fixture
+def bob_s_engine(server):
+    """The engine, in which bob has no session before and after the test."""
     engine = server.engine.sync
-    room = 50 - engine.count_sessions("bob")
-    made = [engine.session(f"mine-{i}", owner="bob") for i in range(room)]
-    bob = server.client("b")
+
+    def clear():
+        for session in engine.sessions("bob", hidden=True):
+            engine.delete(session.name, "bob")
+
+    clear()
+    yield engine
+    clear()
+
+
+def test_responses_make_room_for_others(server, bob_s_engine):
+    """At the bound the oldest unused responses are deleted: neither conversations nor a user's
+    sessions nor what runs."""
+    bob, body = server.client("b"), {"input": "x", **SHORT}
+    conversation = bob.post("/v1/conversations", json={}).json()["id"]
+    first, second = (bob.post("/v1/responses", json=body).json()["id"] for _ in range(2))
+    for i in range(46):
+        bob_s_engine.session(f"mine-{i}", owner="bob", system="x")
+    with server.taken_slot("bob"):
+        queued = bob.post("/v1/responses", json={**body, "background": True}).json()["id"]
+        for gone, there in ((first, second), (second, queued)):
+            assert bob.post("/v1/sessions", json={}).status_code == 201
+            assert bob.get(f"/v1/responses/{gone}").status_code == 404
+            assert bob.get(f"/v1/responses/{there}").status_code == 200
+        refused = bob.post("/v1/sessions", json={})
+        assert refused.json()["error"]["code"] == "too_many_sessions"
+        assert bob.get(f"/v1/conversations/{conversation}").status_code == 200
+        assert bob.get(f"/v1/responses/{queued}").status_code == 200
+    assert bob_s_engine.count_sessions("bob") == 50
+
+
+def test_an_owner_s_sessions_are_bounded(server, bob_s_engine):
+    engine, bob = bob_s_engine, server.client("b")
+    made = [engine.session(f"mine-{i}", owner="bob") for i in range(50)]
     for path, body in (("responses", {"input": "x"}), ("conversations", {})):
         answer = bob.post(f"/v1/{path}", json=body)
         assert answer.status_code == 400
@@ -299,11 +408,13 @@ def test_large_fields_are_refused(server, body):
     assert answer.status_code == 400
 
 
-def test_joined_messages_have_one_empty_line_between_them(client):
+def test_joined_messages_have_one_empty_line_between_them(server, client):
     user = {"role": "user", "content": "a"}
     made = client.responses.create(input=[user, {**user, "content": ""}, user], **SHORT)
-    (item,) = client.responses.input_items.list(made.id).data
-    assert item.content[0].text == joined("a", "a")
+    session = server.engine.sync.session_by_id(made.id[5:37], owner="ann")
+    assert session.turns[0].text == joined("a", "a")
+    items = client.responses.input_items.list(made.id).data
+    assert [item.content[0].text for item in items] == ["a", "a"]
 
 
 def test_failures_name_no_path_and_no_process():

@@ -10,6 +10,7 @@ import pytest
 from http_server import RunningServer
 
 from lmchat.server import Limits, ServerConfig
+from lmchat.server.sessions import records
 
 GREEDY = {"temperature": 0, "max_new_tokens": 12}
 LONG = {"temperature": 0, "ignore_eos": True, "max_new_tokens": 1500}
@@ -92,6 +93,36 @@ def test_a_session_is_created_changed_and_deleted(client):
     assert changed["revision"] > made.json()["revision"]
     assert client.delete(path).json()["deleted"]
     assert client.get(path).status_code == 404
+
+
+def test_a_session_that_another_request_has_created_is_left_alone(client, monkeypatch):
+    """Two requests may both have seen that a name is free."""
+    monkeypatch.setattr(records, "_exists", lambda *_: False)
+    made = client.post("/v1/sessions", json={"name": "race"})
+    for body, status in (({}, 409), ({"open": True, "tags": [""]}, 400), ({"open": True}, 201)):
+        answer = client.post("/v1/sessions", json={"name": "race", **body})
+        assert answer.status_code == status, answer.text
+        assert client.get(made.headers["location"]).status_code == 200
+    client.delete(made.headers["location"])
+
+
+def test_of_requests_for_one_name_one_creates_it(server):
+    answers = []
+
+    def create(number):
+        body = {"name": "contested", "title": f"title {number}"}
+        answers.append(server.client("a").post("/v1/sessions", json=body))
+
+    creators = [threading.Thread(target=create, args=(number,)) for number in range(8)]
+    for one in creators:
+        one.start()
+    for one in creators:
+        one.join(60)
+    (made,) = [one for one in answers if one.status_code == 201]
+    assert {one.status_code for one in answers} == {201, 409}
+    found = server.client("a").get(made.headers["location"]).json()
+    assert found["title"] == made.json()["title"]
+    server.client("a").delete(made.headers["location"])
 
 
 def test_a_change_of_an_old_revision_is_refused(client, path):
@@ -302,10 +333,12 @@ def test_a_fork_does_not_inherit_keys(client, path):
     client.delete(fork)
 
 
-@pytest.mark.parametrize("stored", [3, [], {"key": "q", "session": None, "at": "x"}])
+@pytest.mark.parametrize("stored", [3, [], {"session": None}, {"session": "mine", "at": "x"}])
 def test_an_imported_turn_may_have_any_metadata(server, client, path, stored):
     session = server.engine.sync.session_by_id(path.rsplit("/", 1)[1], owner="ann")
-    session.start_send("one", metadata={"idempotency": stored}).wait()
+    if isinstance(stored, dict) and stored["session"]:
+        stored = {**stored, "session": session.id}
+    session.start_send("one", metadata={"idempotency:q": stored}).wait()
     headers = {"Idempotency-Key": "q"}
     assert client.post(f"{path}/turns", json={"text": "x"}, headers=headers).status_code == 200
 

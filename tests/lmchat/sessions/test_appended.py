@@ -40,12 +40,39 @@ def test_a_last_user_message_waits_as_unanswered(session):
     assert session.turns == ()
 
 
+def test_messages_that_are_several_keep_their_lengths(tmp_path):
+    joined = [
+        {"role": "user", "content": "one\n\ntwo", "parts": [3, 3]},
+        {"role": "assistant", "content": "yes\n\nno", "parts": [3, 2]},
+    ]
+    with lmchat.ChatEngine("memo", store=tmp_path) as engine, engine.session("s") as session:
+        session.append([*joined, {"role": "user", "content": "a\n\nb"}])
+        session.append([{"role": "user", "content": "c\n\nd", "parts": [1, 1]}])
+    with lmchat.ChatEngine("memo", store=tmp_path) as engine, engine.session("s") as session:
+        assert [dict(turn.metadata) for turn in session.turns] == [
+            {"parts": [3, 3]},
+            {"parts": [3, 2]},
+        ]
+        assert session.unanswered == "a\n\nb\n\nc\n\nd"
+        assert session._record.unanswered_parts == (4, 1, 1)
+        session.append(joined)
+        assert session._record.unanswered_parts == ()
+
+
+@pytest.mark.parametrize("parts", [[3, 2], [9], [3], 3, "33", [3, -1], [3, 3.0], [True, 3, 3]])
+def test_lengths_that_are_not_those_of_the_messages_are_refused(session, parts):
+    message = {"role": "user", "content": "one\n\ntwo", "parts": parts}
+    with pytest.raises(InvalidRequest, match=r"messages\[0\].parts is"):
+        session.append([message])
+    assert session.unanswered is None
+
+
 @pytest.mark.parametrize(
     ("messages", "message"),
     [
         ([{"role": "assistant", "content": "x"}], "expected 'user'"),
         ([{"role": "user", "content": "x"}] * 2, "expected 'assistant'"),
-        ([{"role": "user", "content": None}], "is no text"),
+        ([{"role": "user", "content": None}], "is not a string"),
         ([{"role": "tool", "content": "x"}], "expected 'user'"),
     ],
 )
@@ -194,3 +221,67 @@ def test_a_message_that_is_cancelled_in_the_queue_leaves_the_conversation(keep):
         running.cancel()
         assert session.turns == ()
         assert session.unanswered == ("x" if keep else "waits")
+
+
+# --- edited replies -----------------------------------------------------------------------------
+
+
+ROUNDS = [("My dog is called Waffles.", "A good name."), ("And my cat?", "You did not say.")]
+
+
+def messages_of(rounds):
+    return [
+        {"role": role, "content": text}
+        for pair in rounds
+        for role, text in zip(("user", "assistant"), pair, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("turn", [0, 1])
+def test_an_edited_reply_has_the_tokens_of_a_session_with_the_same_texts(engine, session, turn):
+    session.append(messages_of(ROUNDS))
+    before = session.token_ids
+    session.edit_reply(turn, "Waffles <|im_end|> it is.")
+    rounds = [*ROUNDS[:turn], (ROUNDS[turn][0], "Waffles <|im_end|> it is.")]
+    other = engine.session()
+    other.append(messages_of(rounds))
+    assert session.token_ids == other.token_ids
+    assert [turn.text for turn in session.turns] == [turn.text for turn in other.turns]
+    old, new = session.branches(turn)
+    assert (old.turn, new.active) == (new.turn, True)
+    settings = {"temperature": 0, "max_new_tokens": 8}
+    assert session.send("What now?").token_ids == other.send("What now?", **settings).token_ids
+    session.switch(turn, 0)
+    assert session.token_ids == before
+
+
+def test_an_edited_reply_follows_a_generated_conversation(engine, session):
+    first = session.send("Hello!")
+    session.send("How are you?")
+    session.edit_reply(1, "Well.")
+    assert [turn.text for turn in session.turns] == ["Hello!", first.text, "How are you?", "Well."]
+    assert session.turns[-1].finish_reason == "stop"
+    again = session.retry()  # of the same question: a third reply
+    assert len(session.branches(1)) == 3
+    assert session.turns[-1].text == again.text
+
+
+def test_a_reply_that_does_not_exist_or_does_not_fit_is_not_edited(engine, session):
+    session.append(messages_of(ROUNDS))
+    before = session.revision, session.token_ids
+    for turn in (2, -1, "0", True):
+        with pytest.raises(InvalidRequest, match="turn is"):
+            session.edit_reply(turn, "x")
+    with pytest.raises(InvalidRequest, match="text is"):
+        session.edit_reply(0, None)
+    with pytest.raises(ContextFull):
+        session.edit_reply(0, "word " * engine.max_context)
+    assert (session.revision, session.token_ids) == before
+
+
+def test_no_reply_is_edited_while_one_is_generated(session):
+    generation = session.start_send("Tell me", max_new_tokens=1500, ignore_eos=True)
+    with pytest.raises(lmchat.SessionBusy):
+        session.edit_reply(0, "x")
+    generation.cancel()
+    generation.wait()

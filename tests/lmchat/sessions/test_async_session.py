@@ -1,8 +1,10 @@
 """The asyncio API never waits on the loop's thread."""
 
 import asyncio
+import functools
 import inspect
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -96,6 +98,40 @@ def test_slow_calls_leave_threads_for_others(monkeypatch):
         sessions = await asyncio.gather(*waiting)
         assert reply.finish_reason == "length"
         assert len({session.id for session in sessions}) == THREADS - 2
+
+    on_loop(run)
+
+
+def test_following_uses_the_engine_s_threads():
+    """Not asyncio's own, of which six waiting calls leave none."""
+
+    async def run(engine):
+        session = await engine.session("a")
+        await session.send("hello", **GREEDY)
+        asyncio.get_running_loop().set_default_executor(refusing := ThreadPoolExecutor(1))
+        refusing.shutdown()
+        async with await session.follow() as follower:
+            assert (await follower.result()).finish_reason == "length"
+
+    on_loop(run)
+
+
+def test_a_started_reply_needs_no_reader():
+    async def run(engine):
+        session = await engine.session("a")
+        for start in (
+            functools.partial(session.start_send, "hello"),
+            session.start_retry,
+            functools.partial(session.start_edit, 0, "hi"),
+            session.start_continue,
+        ):
+            await start(**GREEDY)
+            async with await session.follow() as follower:
+                reply = await follower.result()
+            # The reply may have been stored before it was followed.
+            assert reply.token_ids == list((await session.turns())[-1].token_ids)
+        assert [turn.text for turn in await session.turns()][:1] == ["hi"]
+        assert len(reply.token_ids) == 2 * GREEDY["max_new_tokens"]
 
     on_loop(run)
 

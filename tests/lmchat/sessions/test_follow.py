@@ -56,6 +56,30 @@ def check(follower):
     return reply
 
 
+def test_a_follower_has_the_question_of_a_running_reply(data_dir):
+    """Also of one that another process generates, which no session has before its end."""
+    with opened(SqliteStore(data_dir)) as engine, opened(SqliteStore(data_dir)) as other:
+        chat = engine.session("a", system="Be brief.")
+        chat.send("first", **GREEDY)
+        elsewhere = other.session_by_name("a")
+        for start, texts in (
+            (lambda: chat.start_send("second", **ENDLESS), ["first", "second"]),
+            (lambda: chat.start_edit(0, "instead", **ENDLESS), ["instead"]),
+            (lambda: chat.start_retry(**ENDLESS), ["instead"]),
+        ):
+            generation = start()
+            for session in (chat, elsewhere):
+                with session.follow() as follower:
+                    next(iter(follower))
+                    turns = follower.preceding
+                    assert [turn.text for turn in turns if turn.role == "user"] == texts
+                    assert turns[0].text == "Be brief."
+            with chat.follow() as follower:
+                chat.stop()
+                assert follower.preceding == ()
+            assert generation.done
+
+
 def test_every_reader_of_a_running_reply_gets_all_of_it(engine):
     chat = engine.session()
     with pytest.raises(lmchat.NotFound, match="has no reply to follow"):
@@ -183,7 +207,7 @@ def test_readers_of_another_process_share_a_thread_and_end_it(other, data_dir):
         again = ours.follow()
         assert next(again)
         stream.close()
-        assert check_rest(again).finish_reason == "cancelled"
+        assert check_rest(again).finish_reason == stream.reply.finish_reason
         late = theirs.stream("More", **GREEDY)
         last = ours.follow()
         late.result()

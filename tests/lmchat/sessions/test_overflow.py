@@ -231,6 +231,7 @@ def test_killed_after_a_shorter_past(small, device, data_dir, monkeypatch):
                         left[0] -= len(taken)
                         if taken:
                             journal([(lease, taken)])
+                    return []
 
                 patch.setattr(store, "journal", some)
                 chat.send("And now?")
@@ -320,17 +321,20 @@ def test_requests_beside_what_is_computed_ahead(device, tmp_path):
     assert answers("drop") == answers("refuse")
 
 
+def group(free, window=0, out_of_reach=0):
+    return SimpleNamespace(free=free, window=window, out_of_reach=out_of_reach)
+
+
 class FakeCore:
     """An engine in which a prompt is computed until `stream` gets its end."""
 
-    cache_groups = 2
+    prefill_chunk = 512
 
-    def __init__(self, pages):
-        self.pages, self.prompts, self.cancelled = pages, [], []
+    def __init__(self, *groups):
+        self.groups, self.prompts, self.cancelled = groups, [], []
 
     def stats(self):
-        free, total = self.pages
-        return SimpleNamespace(pages_free=free, pages_total=total)
+        return SimpleNamespace(groups=self.groups)
 
     def stream(self, prompt, *, priority, **_params):
         assert priority > 1
@@ -355,7 +359,7 @@ class FakeReader:
 
 @pytest.fixture
 def world():
-    core, reader, queue = FakeCore((12, 20)), FakeReader(), []
+    core, reader, queue = FakeCore(group(10)), FakeReader(), []
     world = SimpleNamespace(core=core, reader=reader, idle=True, queue=queue)
     world.idle_prefill = IdlePrefill(core, reader, lambda: world.idle, queue.append)
     world.help = lambda: [queue.pop(0)() for _ in list(queue)]
@@ -407,12 +411,20 @@ def test_a_request_stops_what_is_computed_ahead(world):
 
 
 @pytest.mark.parametrize(
-    ("free", "tokens", "runs"),
-    [(12, 100, True), (12, 127, True), (12, 128, False), (11, 64, False), (20, 639, True)],
+    ("free", "window", "out_of_reach", "tokens", "runs"),
+    [
+        (2, 2, 0, 127, True),
+        (2, 2, 0, 128, False),
+        (1, 10, 0, 64, False),
+        (10, 9, 1, 639, True),
+        (10, 9, 0, 639, False),
+        (40, 6, 6, 2000, True),
+        (40, 6, 5, 2000, False),
+    ],
 )
-def test_room_for_what_is_computed_ahead(world, free, tokens, runs):
-    """With two groups of ten pages, one may have ten free ones and the other the rest."""
-    world.core.pages = (free, 20)
+def test_room_for_what_is_computed_ahead(world, free, window, out_of_reach, tokens, runs):
+    """A window of 128 tokens, however long the prompt is, needs 12 pages for it and a chunk."""
+    world.core.groups = (group(free), group(window, 128, out_of_reach))
     world.idle_prefill.enqueue("a", "me", lambda: [1] * tokens)
     world.idle_prefill.resume()
     world.help()

@@ -131,7 +131,7 @@ class Walk:
         base, text, prompt, before = self.rounds[-1]
         ended = self.conversation.ends_with_stop or self.conversation.dropped
         prefix = before[:-1] if ended else before
-        new = self.generate(self.session.continue_, prompt, prefix)
+        new = self.generate(self.session.continue_, prompt, prefix, continues=True)
         reply = [*prefix, *new] if new else before
         conversation = base.copy()
         conversation.user(text, self.system)
@@ -144,8 +144,9 @@ class Walk:
             return
         self.branches[self.session.turns[-1].id] = (list(rounds), conversation.copy())
 
-    def generate(self, start, prompt, before):
-        """Generates on `prompt` and the tokens `before` of a reply; returns those that came."""
+    def generate(self, start, prompt, before, continues=False):
+        """Generates on `prompt` and the tokens `before` of a reply; returns those that came. A
+        reply that `continues` a turn keeps it, also one that was no more than a stop token."""
         whole = [*prompt, *before]
         expected = self.computed.new_tokens(whole)
         at_start = self.engine.stats().tokens_prefilled
@@ -157,7 +158,7 @@ class Walk:
         if not new:  # stopped before, while or after its prompt was computed
             assert reply.finish_reason == "cancelled"
             assert reply.token_ids[: len(before)] == before
-            assert (reply.turn is None) == (not before)
+            assert (reply.turn is not None) == continues
             assert prefilled <= expected
             self.computed.add(whole[: len(whole) - expected + prefilled], [])
             return []

@@ -231,7 +231,7 @@ def test_continuing_that_is_stopped_at_once(engine, monkeypatch):
     monkeypatch.setattr(
         run.generation, "attach", lambda stream: (attach(stream), run.generation.cancel())
     )
-    reply = chat.continue_(max_new_tokens=300, logit_bias=NO_END)
+    reply = chat.continue_(max_new_tokens=3000, logit_bias=NO_END)
     monkeypatch.undo()
     assert reply.finish_reason == "cancelled"
     assert reply.token_ids[:1] == [eos] or eos not in reply.token_ids

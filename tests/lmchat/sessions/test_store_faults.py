@@ -280,9 +280,10 @@ def test_a_lease_that_was_taken_over(engine, store):
 
     def stale(tokens):
         tokens = list(tokens)
-        journal([(lease, ids) for lease, ids in tokens if lease.session != lost])
+        stops = journal([(lease, ids) for lease, ids in tokens if lease.session != lost])
         if any(lease.session == lost for lease, _ in tokens):
             raise Stale("taken over")
+        return stops
 
     store.store.journal = stale
     streams = [chat.stream("Tell me", **{**LONG, "max_new_tokens": 50}) for chat in chats]

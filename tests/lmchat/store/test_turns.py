@@ -58,7 +58,8 @@ def test_a_turn_of_which_nothing_came(store, other):
 def test_what_a_dead_owner_left(store, other, data_dir):
     record = talk()
     record = store.add(record)
-    start = TurnStart(2, 5, 4, {"seed": 1}, user(3, 2, "asked", prefix_length=5))
+    asked = user(3, 2, "asked", prefix_length=5)
+    start = TurnStart(2, 5, 4, {"seed": 1}, asked, metadata={"key": {"at": 1}})
     lease = store.begin(record, start)
     store.journal([(lease, [1]), (lease, [2, 3])])
     store.close()  # frees the lock, as the kernel does for the dead

@@ -5,6 +5,8 @@ import datetime
 import functools
 import json
 import string
+import sys
+import threading
 import unicodedata
 
 import pytest
@@ -16,7 +18,7 @@ import lmchat.text.template
 import lmchat.text.tokenizer
 from lmchat.text.template import ChatTemplate
 from lmchat.text.tokenizer import Tokenizer
-from turbomind.errors import InvalidRequest, ModelError
+from turbomind.errors import ContextFull, InvalidRequest, ModelError
 
 # Byte-level, byte fallback, byte fallback with a BOS, the same from a SentencePiece model, and one
 # that starts words at the start of a text only.
@@ -129,6 +131,51 @@ def test_a_character_cut_by_the_context_is_not_lost():
     cut, *rest = [i for i in tokenizer.encode("\U0001f600") if tokenizer.is_byte(i)]
     stream = tokenizer.stream(context=[*tokenizer.encode("Once"), cut])
     assert stream.push(rest) + stream.flush() == tokenizer.decode(rest)
+
+
+def test_other_threads_run_while_a_text_is_encoded(tokenizer):
+    go, ran = threading.Event(), threading.Event()
+    other = threading.Thread(target=lambda: go.wait() and ran.set())
+    other.start()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)  # no thread is made to give up the interpreter's lock
+    try:
+        go.set()
+        for _ in range(100):
+            tokenizer.encode("Once upon a time there was a text. " * 1000)
+            if ran.is_set():
+                break
+        assert ran.is_set()
+    finally:
+        sys.setswitchinterval(interval)
+        other.join()
+
+
+def test_what_cannot_fit_is_refused_at_a_bounded_cost(tokenizer, monkeypatch):
+    encoded, whole = [], lmchat.text.tokenizer._encoding
+
+    def encoding(backend, text, add_special_tokens=False):
+        encoded.append(len(text))
+        return whole(backend, text, add_special_tokens)
+
+    monkeypatch.setattr(lmchat.text.tokenizer, "_encoding", encoding)
+    for text in ("Once upon a time. " * 100_000, "é" * 1_000_000, "\u4e00" * 500_000):
+        with pytest.raises(ContextFull):
+            tokenizer.check_fits([text], 200)
+        with pytest.raises(ContextFull):
+            tokenizer.check_fits([text[i : i + 500] for i in range(0, len(text), 500)], 200)
+    assert sum(encoded) <= 6 * 8 * 200
+
+
+def test_what_fits_is_not_refused(tokenizer):
+    longest = max(range(tokenizer.vocab_size), key=lambda i: len(tokenizer.token_bytes(i)))
+    texts = [tokenizer.decode([i] * 200) for i in (longest, 300, 5)]
+    texts += [" " * 200, "\n" * 200, "Once upon a time. " * 40, ""]
+    for text in texts:
+        if len(tokenizer.encode(text)) <= 200:
+            tokenizer.check_fits([text], 200)
+            tokenizer.check_fits(["", text], 200)
+    tokenizer.check_fits(["\ud800"], 200)  # refused by `encode()`
 
 
 def test_text_that_is_no_unicode_is_refused(tokenizer):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from lmchat.server.guard import Guard
+from lmchat.server.http.guard import Guard
 
 EXAMPLES = {"model": "memo"}
 EXAMPLE_ID = "0" * 32

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import socket
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 import httpx
 import uvicorn
 
 from lmchat import AsyncChatEngine
+from lmchat.generation.ticket import Ticket
 from lmchat.server import MountedApp, ServerConfig, create_app
-from lmchat.server.process import uvicorn_config
+from lmchat.server.http.process import uvicorn_config
 
 Result = TypeVar("Result")
 
@@ -57,6 +60,18 @@ class RunningServer:
         client = httpx.Client(base_url=self.url, headers=headers, timeout=60, **options)
         self._clients.append(client)
         return client
+
+    @contextlib.contextmanager
+    def taken_slot(self, owner: str) -> Iterator[Callable[[], None]]:
+        """Takes a slot of the batch, as a generation of the owner does that does not end. Yields a
+        function that frees it."""
+        admission = self.engine.sync._runtime.admission
+        ticket = Ticket(owner, live=False, cost=1, start=lambda: None)
+        admission.enter(ticket)
+        try:
+            yield functools.partial(admission.leave, ticket)
+        finally:
+            admission.leave(ticket)
 
     def call(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Awaits `work` on the server's loop and returns its result."""

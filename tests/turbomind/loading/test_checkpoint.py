@@ -17,8 +17,8 @@ from checkpoints import TINY, TINY_SHAPES, tiny_tensors, write_safetensors, writ
 
 import turbomind
 from turbomind import ModelError
-from turbomind.loading import loader
-from turbomind.loading.checkpoint import INDEX, Checkpoint, SafetensorsFile
+from turbomind.files.checkpoint import INDEX, Checkpoint, SafetensorsFile
+from turbomind.quant.scheme import Scheme
 
 Open = Callable[..., turbomind.Engine]
 Q = "model.layers.0.self_attn.q_proj.weight"
@@ -224,13 +224,13 @@ def test_a_file_that_shrinks_while_it_is_loaded_is_an_error(
 ) -> None:
     """Read through a memory map, it would end the process (SIGBUS)."""
     path = write_tiny(tmp_path) / "model.safetensors"
-    pack = loader._pack
+    pack = Scheme.pack
 
     def shrinking(*arguments: Any) -> None:
         os.truncate(path, int(path.stat().st_size * rest) if rest else 0)
         pack(*arguments)
 
-    monkeypatch.setattr(loader, "_pack", shrinking)
+    monkeypatch.setattr(Scheme, "pack", shrinking)
     with pytest.raises(ModelError, match=f"{path}: it ends at byte .* the file changed while"):
         open_engine(tmp_path)
 

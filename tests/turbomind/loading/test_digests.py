@@ -18,8 +18,8 @@ from checkpoints import write_safetensors, write_tiny
 
 import turbomind
 from turbomind import ModelError
+from turbomind.files.checkpoint import Checkpoint
 from turbomind.loading import digests, loader
-from turbomind.loading.checkpoint import Checkpoint
 from turbomind.loading.digests import DigestMemory, full_digest
 
 OLD = 1_600_000_000_000_000_000  # mtime, ns

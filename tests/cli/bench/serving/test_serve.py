@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 
 import jsonschema
 import pytest
@@ -284,11 +285,6 @@ def test_several_reports_are_plotted_in_one_picture(tmp_path):
     assert json.loads(saved.read_text()) == report
     report["rates"].append({**report["rates"][0], "rate": 90, "ttft": None, "tpot": None})
     saved.write_text(json.dumps(report))
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        assert "lmchat[plots]" in refused("--compare", f"a={saved}", "--plot", path)
-        return
     run("--compare", f"a={saved}", "--compare", f"b={saved}", "--plot", path)
     assert path.read_bytes().startswith(b"\x89PNG")
     path.unlink()
@@ -296,6 +292,11 @@ def test_several_reports_are_plotted_in_one_picture(tmp_path):
         options = ("--requests", "2", "--compare", f"a={saved}", "--plot", path)
         run(server.url, *FAST, *options)
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_plot_without_matplotlib_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert "lmchat[plots]" in refused("http://127.0.0.1:1", "--plot", tmp_path / "x.png")
 
 
 def test_reports_to_compare_are_checked(tmp_path):

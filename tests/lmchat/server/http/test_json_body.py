@@ -7,7 +7,7 @@ import random
 import pytest
 
 from lmchat.server.errors import HttpError
-from lmchat.server.json_body import parsed, values
+from lmchat.server.http.json_body import parsed, values
 
 
 def count(value):

@@ -1,0 +1,141 @@
+"""What `lmchat deploy` refuses before anything starts."""
+
+import os
+import socket
+
+import pytest
+from deployment import needs_haproxy
+from typer.testing import CliRunner
+
+from lmchat.cli.app import app
+from lmchat.cli.deploy import placement, proxy, registry
+from lmchat.errors import Error, InvalidRequest, NotFound
+
+
+@pytest.fixture(autouse=True)
+def started(monkeypatch):
+    """Fails where a process is started; only the version of HAProxy may be asked for."""
+
+    def refuse(*_arguments, **_options):
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr("lmchat.cli.deploy.process.Process.supervise", refuse)
+
+
+def refused(*arguments):
+    done = CliRunner().invoke(app, ["deploy", *arguments])
+    assert isinstance(done.exception, Error), done.output
+    return str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--replicas", "0"], "--replicas is 0, expected 1 or more"),
+        (["--replicas", "2", "--host", "0.0.0.0"], "which other machines can reach, and there is"),
+        (["--replicas", "2", "--cache-memory", "1TiB"], "that each of 2 replicas may use now"),
+        (["--replicas", "2", "--cache-memory", "many"], "cache_memory is 'many'"),
+        (["--replicas", "2", "--max-batch-size", "0"], "max_batch_size is 0"),
+        (["--replicas", "2", "--drain-seconds", "-1"], "--drain-seconds is -1.0"),
+        (["--replicas", "2", "--device", "cuda:1"], "device is 'cuda:1' for 2 replicas"),
+        (["./status", "--replicas", "1"], "./status"),
+    ],
+)
+def test_wrong_options_are_refused(arguments, message):
+    assert message in refused(*arguments)
+
+
+def test_a_page_that_other_machines_reach_needs_a_key():
+    pytest.importorskip("gradio")
+    message = refused("--replicas", "2", "--web", "--host", "0.0.0.0", "--insecure")
+    assert "--host is '0.0.0.0', which other machines can reach: the page needs a key" in message
+
+
+def test_a_page_needs_its_packages(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    assert "the page needs gradio" in refused("--replicas", "2", "--web")
+
+
+@pytest.mark.parametrize("option", ["--api-key=ann:12345678", "--uds=socket"])
+def test_options_that_a_deployment_does_not_have_are_unknown(option):
+    done = CliRunner().invoke(app, ["deploy", "memo", "--replicas", "2", option])
+    assert done.exit_code == 2
+    assert "No such option" in done.output
+
+
+def test_more_replicas_than_gpus_are_refused(monkeypatch):
+    class Gpu:
+        kind = "cuda"
+
+    monkeypatch.setattr("lmchat.cli.deploy.placement._C.gpu_devices", lambda: [Gpu(), Gpu()])
+    monkeypatch.delenv("TURBOMIND_DEVICE")
+    assert "--replicas is 3, expected at most 2, the number of GPUs" in refused("--replicas", "3")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    found = [place.environment["CUDA_VISIBLE_DEVICES"] for place in placement.places(2, None, {})]
+    assert found == ["5", "7"]
+
+
+def test_a_missing_haproxy_is_refused(monkeypatch):
+    monkeypatch.setattr(proxy, "_programs", lambda: iter(()))
+    assert "there is no HAProxy" in refused("--replicas", "1")
+
+
+@needs_haproxy
+def test_a_port_in_use_is_refused():
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        port = used.getsockname()[1]
+        assert f"port {port} of 127.0.0.1 is in use" in refused("--replicas=1", f"--port={port}")
+
+
+@needs_haproxy
+def test_a_second_deployment_is_refused_and_the_folder_of_a_dead_one_removed(data_dir):
+    with registry.claimed() as folder:
+        assert f"a deployment runs on {data_dir}, process {os.getpid()}" in refused("--replicas=1")
+    assert not folder.exists()
+    folder.mkdir()
+    (data_dir / "deployment").write_text(f'{{"pid": 1, "folder": "{folder}"}}')
+    with registry.claimed() as next_folder:
+        assert not folder.exists()
+        assert next_folder.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("command", ["status", "restart", "stop"])
+def test_without_a_deployment_there_is_nothing_to_show_or_stop(command, data_dir):
+    for content in (None, "", "[]", '{"pid": 1, "folder": "/no/such"}'):
+        if content is not None:
+            (data_dir / "deployment").write_text(content)
+        assert f"no deployment runs on {data_dir}" in refused(command)
+
+
+def test_a_folder_for_sockets_has_a_short_path(monkeypatch, tmp_path):
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
+    with registry.claimed() as folder:
+        assert len(os.fsencode(folder / "replica-9999")) <= 107
+
+
+def test_replicas_get_neighbouring_cores_and_share_them_only_if_there_are_few():
+    cores = [frozenset({n, n + 5}) for n in range(5)]
+    assert placement.split(cores, 2) == [{0, 1, 5, 6}, {2, 3, 4, 7, 8, 9}]
+    assert placement.split(cores, 5) == cores
+    assert placement.split(cores[:2], 3) == [cores[0], cores[1], cores[0]]
+
+
+def test_replicas_share_the_free_memory(monkeypatch):
+    monkeypatch.setattr(placement, "available_memory", lambda: 8 << 30)
+    shares = [
+        {place.cache_memory for place in placement.places(n, None, {"cache_memory": "50%"})}
+        for n in (1, 2, 4)
+    ]
+    assert [len(share) for share in shares] == [1, 1, 1]
+    one, two, four = (share.pop() for share in shares)
+    assert 3 << 30 < one < 4 << 30
+    assert 2 * four < two < one / 2
+    with pytest.raises(InvalidRequest, match="that each of 5 replicas may use now: lower cache_me"):
+        placement.places(5, None, {"cache_memory": "1700MiB"})
+
+
+def test_the_error_of_status_is_that_of_a_missing_object():
+    with pytest.raises(NotFound):
+        registry.status()

@@ -1,0 +1,323 @@
+"""Tokenizers and templates of GGUF files, against recorded ids and the folders' own."""
+
+import json
+import struct
+
+import gguf_files
+import pytest
+import sentencepiece
+import tokenizers
+from assets import ROOT, asset, tokenizer_folder
+from chat_models import CHATML, chat_model, make_tokenizer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import models, normalizers, pre_tokenizers, trainers
+
+import lmchat
+from lmchat.errors import ModelError
+from lmchat.text.formats.gguf_tokenizer import read_template, read_tokenizer
+from lmchat.text.tokenizer import Tokenizer
+from turbomind.files.gguf import GgufFile
+
+NORMAL, UNKNOWN, CONTROL, UNUSED, BYTE = 1, 2, 3, 5, 6
+OPTIONS = {"threads": 1, "cache_memory": "32MiB", "store": "memory"}
+# The splitting rules of Llama 3, GPT-4o and Tekken, as their tokenizer.json have them.
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+GPT4O = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+"
+    r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+TEKKEN = GPT4O.replace(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "").replace("{1,3}", "")
+DIGITS = pre_tokenizers.Digits(individual_digits=True)
+RULES = {
+    "gpt-2": None, "llama-bpe": LLAMA3, "dbrx": LLAMA3, "gpt-4o": GPT4O, "tekken": TEKKEN,
+    "refact": DIGITS,
+}  # fmt: skip
+
+
+def opened(path, metadata):
+    return GgufFile(gguf_files.write_metadata(path / "tokenizer.gguf", metadata))
+
+
+def stories(path):
+    """Returns the metadata of the llama2.c tokenizer: scores and texts after a length."""
+    data = path.read_bytes()
+    pieces, at = [], 4
+    while at < len(data):
+        score, size = struct.unpack_from("<fi", data, at)
+        text = data[at + 8 : at + 8 + size].decode().replace(" ", "\u2581")
+        at += 8 + size
+        i = len(pieces)
+        kind = (UNKNOWN, CONTROL, CONTROL)[i] if i < 3 else BYTE if i < 259 else NORMAL
+        name = ("<unk>", "<s>", "</s>")[i] if i < 3 else text
+        pieces.append((f"<0x{i - 3:02X}>" if kind == BYTE else name, score, kind))
+    return gguf_files.sentencepiece(pieces)
+
+
+def mistral(path):
+    model = sentencepiece.SentencePieceProcessor(model_file=str(path))
+
+    def kind(i):
+        if model.is_unknown(i):
+            return UNKNOWN
+        return CONTROL if model.is_control(i) else BYTE if model.is_byte(i) else NORMAL
+
+    return gguf_files.sentencepiece(
+        [(model.id_to_piece(i), model.get_score(i), kind(i)) for i in range(len(model))]
+    )
+
+
+def read(name, scratch):
+    """Returns the tokenizer of an asset, through a GGUF file."""
+    if name == "phi-3-mini":
+        return read_tokenizer(GgufFile(asset("tokenizers/gguf_vocab/ggml-vocab-phi-3.gguf")))
+    if name == "qwen2.5":
+        metadata = gguf_files.byte_level(tokenizer_folder(name, scratch), "qwen2")
+        # Its files fill the vocabulary up with tokens that no text has.
+        unused = [f"[PAD{i}]" for i in range(len(metadata["tokenizer.ggml.tokens"]), 151936)]
+        metadata["tokenizer.ggml.tokens"] += unused
+        metadata["tokenizer.ggml.token_type"] += [UNUSED] * len(unused)
+    elif name == "stories260K":
+        metadata = stories(asset("models/stories260K/tok512.bin"))
+    else:
+        model = asset("tokenizers/mistral/mistral_instruct_tokenizer_240323.model.v3")
+        metadata = mistral(model)
+    return read_tokenizer(opened(scratch, metadata))
+
+
+@pytest.mark.parametrize("name", ["qwen2.5", "phi-3-mini", "stories260K", "mistral-v3"])
+def test_ids_equal_the_recorded_ones(name, tmp_path):
+    tokenizer = read(name, tmp_path)
+    goldens = json.loads(asset("tokenizers/tokenizer_goldens.json").read_text())
+    for text, ids in zip(goldens["texts"], goldens["ids"][name], strict=True):
+        assert tokenizer.encode(text, add_special_tokens=False) == ids, text
+        assert tokenizer.decode(ids) == text
+    starts = tokenizer.encode("hi")[0] == tokenizer.special_texts.get("<s>")
+    assert starts == (name != "qwen2.5")
+
+
+def test_special_tokens_of_a_real_file_are_those_of_its_folder():
+    file = GgufFile(asset("tokenizers/gguf_vocab/ggml-vocab-phi-3.gguf"))
+    ours, folder = read_tokenizer(file), Tokenizer.from_folder(asset("tokenizers/phi-3-mini"))
+    names = {text: i for text, i in ours.special_texts.items() if not text.startswith("[PAD")}
+    assert names == folder.special_texts
+    text = "<|user|>\nHi<|end|>\n<|assistant|>"
+    assert [i for i in ours.encode(text) if i in ours.special_ids] == [1, 32010, 32007, 32001]
+
+
+# --- byte-level BPE ------------------------------------------------------------------------------
+
+
+def trained(pieces, is_whole=True):
+    """Returns a byte-level BPE with a splitting rule, trained on the project's licence."""
+    backend = tokenizers.Tokenizer(models.BPE(ignore_merges=pieces is not None and is_whole))
+    is_regex = isinstance(pieces, str)
+    steps = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not is_regex)]
+    if is_regex:
+        steps.insert(0, pre_tokenizers.Split(tokenizers.Regex(pieces), "isolated"))
+    elif pieces is not None:
+        steps.insert(0, pieces)
+    backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    trainer = trainers.BpeTrainer(
+        vocab_size=900,
+        special_tokens=["<|begin_of_text|>", "<|eot_id|>"],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    text = (ROOT / "LICENSE").read_text()
+    backend.train_from_iterator([*text.splitlines(), "1234567 2024-11-24\n\n\n  x"] * 3, trainer)
+    return backend
+
+
+@pytest.fixture(scope="module", params=RULES)
+def pair(request, tmp_path_factory):
+    """Returns a folder's tokenizer and that of its GGUF file."""
+    path = tmp_path_factory.mktemp("tokenizer")
+    backend = trained(RULES[request.param], request.param in ("llama-bpe", "tekken"))
+    backend.save(str(path / "tokenizer.json"))
+    metadata = gguf_files.byte_level(path, request.param)
+    return backend, read_tokenizer(opened(path, metadata))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    text=st.lists(
+        st.sampled_from(["It's", "HTTPServer", "don'T", "a/b/", "\u0301", "\u0663\u0664", "WE'LL",
+                         " License", "\n", "\r\n", "  ", "\t", "12345", "a1b22", "你好", "é",
+                         "e\u0301", "...", "!\n", "<|eot_id|>", "naïve"])
+        | st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+    ).map("".join)
+)  # fmt: skip
+def test_byte_level_ids_equal_those_of_the_folder(pair, text):
+    theirs, ours = pair
+    ids = theirs.encode(text).ids
+    assert ours.encode(text) == ids
+    assert ours.raw(ids) == text
+
+
+# --- BPE of characters ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def gemma_pair(tmp_path_factory):
+    """Returns the reference's tokenizer of Gemma and that of a GGUF file with its tokens."""
+    import transformers
+
+    bytes_ = [f"<0x{i:02X}>" for i in range(256)]
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<|turn>", "<turn|>"]
+    backend = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
+    backend.normalizer = normalizers.Replace(" ", "\u2581")
+    trainer = trainers.BpeTrainer(
+        vocab_size=900, special_tokens=special + bytes_, show_progress=False
+    )
+    text = (ROOT / "LICENSE").read_text()
+    backend.train_from_iterator([*text.split("\n\n"), "x = 12\n\n\n  y\t"] * 3, trainer)
+    model = json.loads(backend.to_str())["model"]
+    theirs = transformers.GemmaTokenizer(
+        vocab=model["vocab"], merges=[tuple(merge) for merge in model["merges"]],
+        extra_special_tokens=["<|turn>", "<turn|>"], mask_token="<unk>", add_bos_token=True,
+    )  # fmt: skip
+    tokens = sorted(model["vocab"], key=model["vocab"].get)
+    kinds = [CONTROL if each in special else BYTE if each in bytes_ else NORMAL for each in tokens]
+    metadata = {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [0.0] * len(tokens),
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.merges": [" ".join(merge) for merge in model["merges"]],
+        "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.ggml.unknown_token_id": 3,
+        "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.ggml.add_space_prefix": False,
+    }
+    path = tmp_path_factory.mktemp("gemma")
+    return theirs, read_tokenizer(opened(path, metadata)), metadata
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    text=st.lists(
+        st.sampled_from(["License", " the", "  ", "\n", "\n\n", "\u2581", "\t", "12", "你", "é",
+                         "e\u0301", "<|turn>", "<turn|>", "<turn", "...", "\r\n"])
+        | st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+    ).map("".join)
+)  # fmt: skip
+def test_ids_of_gemma_equal_those_of_the_reference(gemma_pair, text):
+    theirs, ours, _ = gemma_pair
+    assert ours.encode(text) == theirs.encode(text)
+    assert ours.raw(ours.encode(text)[1:]) == text.replace("\u2581", " ")
+
+
+def test_tokens_of_gemma_may_have_two_ids(gemma_pair, tmp_path):
+    theirs, _, metadata = gemma_pair
+    first = metadata["tokenizer.ggml.tokens"].index("L")
+    twice = dict(metadata)
+    for key, value in (("tokens", "L"), ("scores", 0.0), ("token_type", NORMAL)):
+        twice[f"tokenizer.ggml.{key}"] = [*metadata[f"tokenizer.ggml.{key}"], value]
+    ids = theirs.encode("L")
+    assert first in ids
+    last = len(metadata["tokenizer.ggml.tokens"])
+    assert read_tokenizer(opened(tmp_path, twice)).encode("L") == [
+        last if i == first else i for i in ids
+    ]
+
+
+# --- settings -------------------------------------------------------------------------------------
+
+
+def test_llama3_texts_begin_with_a_bos_unless_the_file_says_no(tmp_path):
+    backend = trained(LLAMA3)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    metadata = gguf_files.byte_level(tmp_path, "llama-bpe")
+    metadata["tokenizer.ggml.bos_token_id"] = 0
+    assert read_tokenizer(opened(tmp_path, metadata)).encode("x")[0] != 0
+    del metadata["tokenizer.ggml.add_bos_token"]
+    tokenizer = read_tokenizer(opened(tmp_path, metadata))
+    assert tokenizer.encode("x")[0] == 0
+    assert tokenizer.encode("x", add_special_tokens=False)[0] != 0
+
+
+def test_a_whole_tokenizer_json_in_the_file_wins(tmp_path):
+    backend = trained(None)
+    metadata = {
+        "tokenizer.huggingface.json": backend.to_str(),
+        "tokenizer.ggml.model": "unheard",
+    }
+    assert read_tokenizer(opened(tmp_path, metadata)).encode("a b") == backend.encode("a b").ids
+    metadata["tokenizer.huggingface.json"] = "{}"
+    with pytest.raises(ModelError, match="tokenizer.huggingface.json"):
+        read_tokenizer(opened(tmp_path, metadata))
+
+
+def small(**changes):
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": ["a", "b", "ab"],
+        "tokenizer.ggml.token_type": [1, 1, 1],
+        "tokenizer.ggml.merges": ["a b"],
+    }
+    metadata |= {f"tokenizer.{name.replace('__', '.')}": value for name, value in changes.items()}
+    return {key: value for key, value in metadata.items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"ggml__model": "bert"}, "ggml.model is 'bert', expected 'llama', 'gpt2' or 'gemma4'"),
+        ({"ggml__model": None}, "ggml.model is absent"),
+        ({"ggml__pre": "mpt"}, "ggml.pre is 'mpt', expected 'gpt-2' or 'llama-bpe' or 'dbrx'"),
+        ({"ggml__pre": None}, "ggml.pre is absent"),
+        ({"ggml__tokens": None}, "ggml.tokens is absent, expected an array"),
+        ({"ggml__tokens": "ab"}, "ggml.tokens is 'ab', expected an array"),
+        ({"ggml__tokens": ["a", "b", "a"]}, "ggml.tokens has 'a' twice"),
+        ({"ggml__token_type": [1, 1]}, "ggml.token_type has 2 values, expected one for each of 3"),
+        ({"ggml__merges": ["a c"]}, "ggml.merges has 'a c', expected two tokens that make a third"),
+        ({"ggml__merges": ["ab"]}, "ggml.merges has 'ab'"),
+        ({"ggml__eos_token_id": 3}, "eos_token_id is 3, expected the id of one of 3 tokens"),
+        ({"ggml__add_bos_token": 1}, "ggml.add_bos_token is 1, expected a bool"),
+        ({"ggml__model": "llama"}, "ggml.scores is absent"),
+        ({"ggml__model": "llama", "ggml__scores": [0.5]}, "ggml.scores has 1 values"),
+    ],
+)
+def test_wrong_metadata_are_refused_by_name(changes, match, tmp_path):
+    with pytest.raises(ModelError, match=match):
+        read_tokenizer(opened(tmp_path, small(**changes)))
+
+
+def test_templates_come_from_the_metadata(tmp_path):
+    assert read_template(opened(tmp_path, small())) is None
+    changes = {"chat_template": "{{ eos_token }}", "ggml__eos_token_id": 2}
+    assert read_template(opened(tmp_path, small(**changes))).render([]) == "ab"
+    with pytest.raises(ModelError, match="tokenizer.chat_template is 1"):
+        read_template(opened(tmp_path, small(chat_template=1)))
+
+
+# --- chats ---------------------------------------------------------------------------------------
+
+
+def converse(model, device):
+    with lmchat.ChatEngine(model, device=device, **OPTIONS) as engine:
+        session = engine.session("s", system="You are brief.")
+        for question in ("Plan a day in Kyoto.", "And with 2 children?"):
+            session.send(question, max_new_tokens=12, temperature=0)
+        return session.token_ids, [turn.text for turn in session.turns]
+
+
+def test_a_chat_has_equal_token_ids_from_a_folder_and_its_file(tmp_path, device):
+    folder = chat_model(tmp_path / "folder")
+    path = tmp_path / "model.gguf"
+    gguf_files.write_gguf(folder, path, tokenizer=gguf_files.byte_level(folder, "gpt-2"))
+    for name in ("tokenizer.json", "tokenizer_config.json", "config.json", "tokenizer.model"):
+        path.with_name(name).write_text("no JSON")  # files beside a GGUF file are not read
+    expected = converse(folder, device)
+    assert converse(path, device) == expected
+    assert len(expected[0]) > 60
+    assert CHATML.startswith("{% for")
+    assert make_tokenizer().decode(expected[0]).count("assistant") >= 2
