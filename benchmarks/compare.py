@@ -4,6 +4,7 @@
     python benchmarks/compare.py                                   # 5 rounds of both models
     python benchmarks/compare.py --models qwen2.5-0.5b --rounds 7
     python benchmarks/compare.py --peers lmchat,transformers --quick
+    python benchmarks/compare.py --peers lmchat,lmchat-int8,lmchat-int4,llama_cpp-q4_0
 
 Run it with the Python that has the project installed. Every runtime keeps its model loaded in a
 process of its own. Within a round the runtimes are measured one after the other, and all but one
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from peer_process import OURS, PEERS
+from peer_process import OURS, PEERS, SIXTEEN_BIT
 from report import machine_facts, markdown, named, write
 from rounds import Rounds, add_common, names_of
 from shapes import SHAPES, Shape
@@ -183,7 +184,7 @@ def arguments_of(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--peers", type=names_of(PEERS), default=list(PEERS), metavar="A,B")
+    parser.add_argument("--peers", type=names_of(PEERS), default=SIXTEEN_BIT, metavar="A,B")
     parser.add_argument("--models", type=names_of(SHAPES), default=list(SHAPES), metavar="A,B")
     parser.add_argument("--rounds", type=int, default=5, help="default: 5")
     parser.add_argument("--steps", type=int, default=16, help=STEPS_HELP)

@@ -29,7 +29,7 @@ import uvicorn
 from lmchat import AsyncChatEngine
 from lmchat.generation.parts import Delta
 from lmchat.server import ServerConfig, create_app
-from lmchat.server.process import uvicorn_config
+from lmchat.server.http.process import uvicorn_config
 
 ALONE_TOKENS = 8  # of a request alone; the first ones may be parts of a character
 WORDS = "river stone lamp paper green seven winter music bread table cloud horse".split()

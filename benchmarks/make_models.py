@@ -139,6 +139,12 @@ def main() -> int:
             ("llama_cpp", "model-bf16.gguf", [python, script, folder]),
             ("openvino", "openvino", export),
         ]
+        quantizer = root / "llama_cpp" / "build" / "bin" / "llama-quantize"
+        source = folder / "model-bf16.gguf"
+        for weights in ("q8_0", "q4_0"):  # the type follows the target, which convert() puts last
+            script_text = f'exec "$0" "$1" "$2" {weights}'
+            quantize: list[str | Path] = ["sh", "-c", script_text, quantizer, source]
+            jobs.append(("llama_cpp", f"model-{weights}.gguf", quantize))
         for peer, target, command in jobs:
             try:
                 convert(root / peer, folder / target, *command)

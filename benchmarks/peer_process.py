@@ -18,6 +18,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 OURS = "lmchat"
 TIMEOUT_SECONDS = 900
+WEIGHTS_VARIABLE = "BENCHMARK_WEIGHTS"  # format of quantized weights, for the runner
 PR_SET_PDEATHSIG = 1
 
 
@@ -72,7 +73,8 @@ class Peer:
     """How a runtime is started.
 
     `stays_warm` is set where one process serves all measurements. `installed_with` names the peer
-    whose environment it uses, where that is not its own.
+    whose environment it uses, where that is not its own. `weights` is the format of quantized
+    weights; a peer of 16-bit weights has none.
     """
 
     name: str
@@ -80,15 +82,21 @@ class Peer:
     environment: Callable[[Path, list[int]], dict[str, str]] = lambda root, cpus: {}
     stays_warm: bool = True
     installed_with: str = ""
+    weights: str = ""
+
+    @property
+    def runtime(self) -> str:
+        """The peer of 16-bit weights, whose environment and runner are used."""
+        return self.name.removesuffix(f"-{self.weights}")
 
     def command(self, root: Path) -> list[str]:
         python = sys.executable
-        if self.name != OURS:
-            folder = root / (self.installed_with or self.name)
+        if self.runtime != OURS:
+            folder = root / (self.installed_with or self.runtime)
             if not (folder / "installed").exists():
                 raise PeerError(f"not installed in {root}: run benchmarks/install_peers.py")
             python = str(folder / "venv" / "bin" / "python")
-        return [python, str(HERE / "peers" / f"{self.name}_runner.py")]
+        return [python, str(HERE / "peers" / f"{self.runtime}_runner.py")]
 
 
 PEERS = {
@@ -99,8 +107,23 @@ PEERS = {
         Peer("openvino", "OpenVINO GenAI, fp16 weights"),
         Peer("transformers", "transformers, bf16"),
         Peer("llama_cpp", "llama.cpp, bf16", llama_cpp_environment, stays_warm=False),
+        *(
+            Peer(f"{OURS}-{weights}", f"lmchat (ours), {weights}", weights=weights)
+            for weights in ("int8", "int4")
+        ),
+        *(
+            Peer(
+                f"llama_cpp-{weights}",
+                f"llama.cpp, {weights.upper()}",
+                llama_cpp_environment,
+                stays_warm=False,
+                weights=weights,
+            )
+            for weights in ("q8_0", "q4_0")
+        ),
     )
 }
+SIXTEEN_BIT = [name for name, peer in PEERS.items() if not peer.weights]
 
 
 class PeerProcess:
@@ -115,6 +138,7 @@ class PeerProcess:
             "OMP_NUM_THREADS": str(len(cpus)),
             "HF_HUB_OFFLINE": "1",
             "TOKENIZERS_PARALLELISM": "false",
+            WEIGHTS_VARIABLE: peer.weights,
             **peer.environment(root, cpus),
         }
         libc = ctypes.CDLL(None)

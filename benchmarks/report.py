@@ -128,7 +128,8 @@ def versions_line(result: dict[str, Any]) -> str:
 
 
 def table(model: dict[str, Any]) -> list[str]:
-    """Returns a table of runtimes, ours first, best figures bold, and a row of ours / best peer."""
+    """Returns a table of runtimes, ours first, best figures bold, and a row of our best / best
+    peer."""
     columns = model["columns"]
     medians = {
         peer: {key: figure["median"] for key, figure in facts["figures"].items()}
@@ -153,15 +154,34 @@ def table(model: dict[str, Any]) -> list[str]:
             cells.append(f"{text}<br>{number(figure['min'])} - {number(figure['max'])}")
         lines.append(f"| {PEERS[name].label} | " + " | ".join(cells) + " |")
     if OURS in medians and len(order) > 1:
-        others = [medians[name] for name in order if name != OURS]
+        lines += multiples(columns, medians)
+    ours = [medians[name] for name in order if PEERS[name].runtime == OURS]
+    others = [medians[name] for name in order if PEERS[name].runtime != OURS]
+    if ours and others:
         cells = []
         for key in columns:
-            peer, own = best_of(key, others), medians[OURS].get(key)
+            peer, own = best_of(key, others), best_of(key, ours)
             if peer is None or own is None:
                 cells.append("-")
             else:
                 cells.append(f"{peer / own if lower_is_better(key) else own / peer:.2f}x")
-        lines.append("| ours against the best peer | " + " | ".join(cells) + " |")
+        label = "ours" if len(ours) == 1 else "our best"
+        lines.append(f"| {label} against the best peer | " + " | ".join(cells) + " |")
+    return lines
+
+
+def multiples(columns: list[str], medians: dict[str, dict[str, float]]) -> list[str]:
+    """Returns a row for each quantized format of ours: its figures over those of our bf16."""
+    lines = []
+    for name, figures in medians.items():
+        if PEERS[name].runtime != OURS or name == OURS:
+            continue
+        cells = []
+        for key in columns:
+            part = figures.get(key, 0.0) / medians[OURS][key] if key in medians[OURS] else 0.0
+            part = 1 / part if part and lower_is_better(key) else part
+            cells.append(f"{part:.2f}x" if part else "-")
+        lines.append(f"| {PEERS[name].weights} against our bf16 | " + " | ".join(cells) + " |")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""Runs llama.cpp's llama-batched-bench, one process per measurement: bf16 GGUF, f16 KV.
+"""Runs llama.cpp's llama-batched-bench, one process per measurement: bf16 or quantized, f16 KV.
 
 Flash attention is on for prefill and off for decode, which is the faster choice of each.
 """
@@ -14,13 +14,14 @@ from typing import Any
 from runner_protocol import Runner, serve
 
 TOOL = Path(os.environ["LLAMA_CPP_BIN"]) / "llama-batched-bench"
+WEIGHTS = os.environ["BENCHMARK_WEIGHTS"] or "bf16"
 # llama.cpp rounds the context of a sequence up to this many tokens.
 ROOM = 256
 
 
 class LlamaCppRunner(Runner):
     def load(self, model: Path, threads: int, max_batch: int) -> None:
-        self.path = model / "model-bf16.gguf"
+        self.path = model / f"model-{WEIGHTS}.gguf"
         self.threads = threads
         self.bench(prompts=(16,), tokens=1, batch=1, flash="on")
 

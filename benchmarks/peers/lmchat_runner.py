@@ -1,7 +1,9 @@
-"""Runs lmchat through `turbomind.Engine`: bf16 weights and KV. Also measures the ceilings."""
+"""Runs lmchat through `turbomind.Engine`: bf16 or quantized weights, bf16 KV. Also measures the
+ceilings."""
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ class LmchatRunner(ChatRunner, Runner):
             model,
             device="cpu",
             dtype="bfloat16",
+            quantize=os.environ["BENCHMARK_WEIGHTS"] or None,
             kv_dtype="bfloat16",
             threads=threads,
             max_batch_size=max_batch,

@@ -96,7 +96,7 @@ class Lab:
 
     def room(self) -> int:
         """Number of tokens that the cache holds."""
-        return 64 * self.engine.stats().pages_total
+        return 64 * max(group.total for group in self.engine.stats().groups)
 
     def too_long(self, tokens: int) -> str:
         """Returns why there is no time for prompts of so many tokens in all, or ""."""

@@ -22,14 +22,16 @@ CHECKED_BY = {
     "cpp/ops/attention_decode_cuda.cu": ("cuda_attention_test",),
     "cpp/ops/attention_prefill_cuda.cu": ("cuda_attention_test",),
     "cpp/ops/embedding_cuda.cu": ("cuda_small_ops_test",),
+    "cpp/ops/gate_cuda.cu": ("cuda_small_ops_test",),
     "cpp/ops/logprobs_cuda.cu": ("cuda_logprobs_test",),
     "cpp/ops/next_tokens_cuda.cu": ("cuda_next_tokens_test",),
     "cpp/ops/norm_cuda.cu": ("cuda_small_ops_test",),
     "cpp/ops/rope_kv_cuda.cu": ("cuda_rope_test",),
+    "cpp/ops/routing_cuda.cu": ("cuda_experts_test",),
     "cpp/ops/rows_cuda.cu": ("cuda_small_ops_test",),
     "cpp/ops/sample_cuda.cu": ("cuda_sample_test",),
-    "cpp/linear/gemm_cuda.cu": ("cuda_linear_test",),
-    "cpp/linear/linear_cuda.cu": ("cuda_linear_test", "cuda_cublaslt_test"),
+    "cpp/linear/gemm_cuda.cu": ("cuda_linear_test", "cuda_experts_test"),
+    "cpp/linear/linear_cuda.cu": ("cuda_linear_test", "cuda_cublaslt_test", "cuda_experts_test"),
 }
 
 # Programs that check whole models.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from turbomind.models.base import Description, Layer
+from turbomind.models.description import Description, Layer
 
 PIECE = 1 << 25  # weights made at once
 WORD = (1 << 64) - 1
