@@ -1,14 +1,15 @@
 # make chat [MODEL=folder] set up, build and chat        make test       set up, build, run every test
 # make serve [MODEL=folder] the same, over HTTP           make test-fast  some tests of every area
+# make web [MODEL=folder]   the same, as a chat page
 # make check               formatters, linters, types     make format     rewrite files in that format
 # make docs                regenerate parts of docs/      make clean      remove what was built
-# make recording           record docs/images/chat.svg
+# make recording           record docs/images/chat.svg    make pictures   take docs/images/web*.png
 # Variables: MODEL (folder or hub name; by default the small model that ships), VENV (.venv),
-#   PYTHON (python3), ARGS (for chat and serve), PYTEST_ARGS (for both kinds of test), JOBS (processors).
+#   PYTHON (python3), ARGS (for chat, serve and web), PYTEST_ARGS (for both kinds of test), JOBS (processors).
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: install chat serve test test-fast check format docs recording clean
+.PHONY: install chat serve web test test-fast check format docs recording pictures clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -30,6 +31,9 @@ chat: $(STAMPS)/package
 
 serve: $(STAMPS)/package
 	@exec $(PY) -m lmchat.cli serve $(if $(MODEL),"$(MODEL)") $(ARGS)
+
+web: $(STAMPS)/package $(STAMPS)/web
+	@exec $(PY) -m lmchat.cli web $(if $(MODEL),"$(MODEL)") $(ARGS)
 
 test: $(STAMPS)/package $(STAMPS)/test
 	$(PY) -m pytest $(PYTEST_ARGS)
@@ -56,6 +60,9 @@ docs: $(STAMPS)/package
 recording: $(STAMPS)/package $(STAMPS)/test
 	$(PY) tools/recording/record.py docs/images/chat.svg
 
+pictures: $(STAMPS)/package $(STAMPS)/test
+	$(PY) tools/pictures.py docs/images
+
 clean:
 	rm -rf build dist lmchat.egg-info turbomind/_C*.so $(STAMPS)/package
 	rm -rf .pytest_cache .mypy_cache .ruff_cache
@@ -77,7 +84,12 @@ $(STAMPS)/package: $(STAMPS)/build pyproject.toml setup.py $(SOURCES)
 	@$(PIP) --no-build-isolation --editable .
 	@touch $@
 
-$(STAMPS)/test: requirements/torch.txt requirements/test.txt $(STAMPS)/build
+$(STAMPS)/web: requirements/web.txt $(STAMPS)/build
+	@echo "installing what the chat page needs"
+	@$(PIP) -r requirements/web.txt
+	@touch $@
+
+$(STAMPS)/test: requirements/torch.txt requirements/web.txt requirements/test.txt $(STAMPS)/build
 	@echo "installing what the tests need"
 	@$(PIP) -r requirements/torch.txt
 	@$(PIP) -r requirements/test.txt
