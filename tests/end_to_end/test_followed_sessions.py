@@ -18,12 +18,14 @@ import lmchat
 
 NO_END = {0: -100.0, 2: -100.0}
 LONG = {"temperature": 0.0, "max_new_tokens": 400, "logit_bias": NO_END}
+# Of a reply that is cut off: its process may lose the processor for a while before it stops itself.
+UNENDING = {**LONG, "max_new_tokens": 3500}
 CUT = {**LONG, "stop_strings": ["never said"], "max_new_tokens": 60}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return chat_model(tmp_path_factory.mktemp("model"))
+    return chat_model(tmp_path_factory.mktemp("model"), hidden=128)
 
 
 @pytest.fixture
@@ -76,7 +78,7 @@ def test_a_reply_is_followed_to_its_end(engine, folder, data_dir, settings):
 
 
 def test_a_killed_writer_ends_its_followers_with_what_is_recovered(engine, folder, data_dir):
-    writer = Writer(folder, data_dir, LONG, 70)
+    writer = Writer(folder, data_dir, UNENDING, 70)
     shown = writer.read(1)
     chat = engine.session("trip")
     follower = chat.follow()
@@ -89,14 +91,14 @@ def test_a_killed_writer_ends_its_followers_with_what_is_recovered(engine, folde
     assert reply.text.startswith("".join(shown))
     assert chat.turns[-1] == reply.turn
     whole = chat.continue_()
-    alone = engine.session("alone").send("Tell me", **LONG)
+    alone = engine.session("alone").send("Tell me", **UNENDING)
     assert whole.token_ids == alone.token_ids
 
 
 def test_a_writer_that_is_killed_while_followed_for_asyncio(folder, device, data_dir):
     async def run():
         async with lmchat.AsyncChatEngine(folder, device=device, threads=1) as engine:
-            writer = Writer(folder, data_dir, {**LONG, "max_new_tokens": 1500}, -1)
+            writer = Writer(folder, data_dir, UNENDING, -1)
             writer.read(1)
             chat = await engine.session("trip")
             follower = await chat.follow()
