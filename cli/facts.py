@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from turbomind import _C
 from turbomind.defaults import CPU, pool_sizes
-from turbomind.loading.loader import KV_BYTES
+from turbomind.loading.loader import KV_BYTES, ModelInfo
 from turbomind.models import Description, Layer
 
 PAGE_TOKENS = _C.PAGE_TOKENS
@@ -84,10 +84,37 @@ def tokens_that_fit(model: Description, kv_dtype: str, cache_bytes: int, ranks: 
 
     Layers with windows hold no more than those, as in an engine on the CPU with default options.
     """
+    return max(_pages_that_fit(model, kv_dtype, cache_bytes, ranks)) * PAGE_TOKENS
+
+
+def rank_memory(info: ModelInfo, cache_bytes: int) -> tuple[int, list[dict[str, int]]]:
+    """Returns the bytes that ranks share, and those that each rank alone has.
+
+    Args:
+        info: The model.
+        cache_bytes: Memory of the KV cache of all ranks, in bytes.
+
+    Returns:
+        Bytes of the shared weights, and of each rank `weight_bytes`, `bytes_per_token` of KV and
+        `cache_bytes`, its part of the pages that fit in `cache_bytes`.
+    """
+    pages = _pages_that_fit(info.description, info.kv_dtype, cache_bytes, info.tp)
+    shared, ranks = info.memory
+    return shared, [
+        {
+            "weight_bytes": weights,
+            "bytes_per_token": sum(page_bytes) // PAGE_TOKENS,
+            "cache_bytes": sum(n * each for n, each in zip(pages, page_bytes, strict=True)),
+        }
+        for weights, page_bytes in ranks
+    ]
+
+
+def _pages_that_fit(model: Description, kv_dtype: str, cache_bytes: int, ranks: int) -> list[int]:
     groups = _C.plan_cache(model.to_core("bfloat16", kv_dtype, ""), ranks)
     options = _C.EngineOptions()
     options.prefill_chunk = CPU.prefill_chunk
-    return max(pool_sizes(groups, options, cache_bytes)) * PAGE_TOKENS
+    return pool_sizes(groups, options, cache_bytes)
 
 
 def prefill_flops(model: Description, tokens: int) -> int:

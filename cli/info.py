@@ -176,6 +176,7 @@ def model_facts(info: ModelInfo, cache_bytes: int) -> dict[str, Any]:
     model = info.description
     layer = model.layers[0]
     windows = sorted({each.window for each in model.layers if each.window})
+    shared, ranks = facts.rank_memory(info, cache_bytes)
     return {
         "path": str(info.path),
         "architecture": model.architecture,
@@ -203,6 +204,8 @@ def model_facts(info: ModelInfo, cache_bytes: int) -> dict[str, Any]:
         "kv_dtype": info.kv_dtype,
         "cache_bytes": cache_bytes,
         "ranks": info.tp,
+        "shared_weight_bytes": shared,
+        "rank_memory": ranks,
         "kv": {
             kv_dtype: {
                 "bytes_per_token": facts.page_bytes(model, kv_dtype, info.tp) // facts.PAGE_TOKENS,
@@ -308,10 +311,11 @@ def _model_table(model: dict[str, Any]) -> Table:
         ("vocabulary", f"{model['vocabulary']}{', tied head' if model['tied_head'] else ''}"),
         ("context", f"{model['context']} tokens, rope {model['rope']}"),
         ("windows", attention),
-        *([("ranks", f"{model['ranks']} (tensor parallelism)")] if model["ranks"] > 1 else []),
         ("parameters", f"{model['parameters']:,}"),
         ("weights", f"{human_bytes(model['weight_bytes'])} as {model['weights']}"),
     ]
+    if model["ranks"] > 1:
+        rows += _rank_rows(model)
     for kv_dtype, kv in model["kv"].items():
         chosen = " (chosen)" if kv_dtype == model["kv_dtype"] else ""
         rows.append(
@@ -330,6 +334,20 @@ def _model_table(model: dict[str, Any]) -> Table:
     if model["gpu_fault"]:
         rows.append(("not on a GPU", model["gpu_fault"]))
     return _table(model["path"], rows + _chat_rows(model["chat"]))
+
+
+def _rank_rows(model: dict[str, Any]) -> list[tuple[str, str]]:
+    """Returns what each rank alone has, and what they share."""
+    rows = [("ranks", f"{model['ranks']} (tensor parallelism)")]
+    if shared := model["shared_weight_bytes"]:
+        rows.append(("all ranks", f"{human_bytes(shared)} of weights in one copy"))
+    for number, rank in enumerate(model["rank_memory"]):
+        weights, pages = human_bytes(rank["weight_bytes"]), human_bytes(rank["cache_bytes"])
+        each = human_bytes(rank["bytes_per_token"])
+        rows.append(
+            (f"rank {number}", f"{weights} of weights, {pages} of KV pages, {each} per token")
+        )
+    return rows
 
 
 def _experts_text(experts: dict[str, int]) -> str:

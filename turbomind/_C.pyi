@@ -196,6 +196,12 @@ class DecoderBuilder:
     def finish(self, check_finite: bool) -> Model: ...
 
 def weight_slots(config: ModelConfig, gpu: bool = False) -> list[Slot]: ...  # without packing
+def plan_memory(
+    config: ModelConfig, gpu: bool = False, ranks: int = 1
+) -> tuple[int, list[tuple[int, list[int]]]]:
+    """Returns (bytes of weights that ranks share, [(bytes of weights, [bytes of a page of each cache
+    group]) of each rank]) of a model, without making one."""
+
 
 class GpuOptions:
     """The GPU of a model, and the mode of its kernels."""

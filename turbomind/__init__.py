@@ -15,7 +15,7 @@ from turbomind.errors import (
 from turbomind.handle import Handle
 from turbomind.inbox import Inbox
 from turbomind.loading.loader import ModelInfo, describe
-from turbomind.stats import GroupStats, Stats
+from turbomind.stats import GroupStats, RankStats, Stats
 from turbomind.stream import Choice, Event, Generation, Stream, TokenLogprobs
 from turbomind.tiers import Flushed, Forecast, Residence, TierStats
 
@@ -38,6 +38,7 @@ __all__ = [
     "ModelError",
     "ModelInfo",
     "NotFound",
+    "RankStats",
     "Residence",
     "Stats",
     "Stream",

@@ -46,7 +46,7 @@ from turbomind.params import (
     token_id_list,
 )
 from turbomind.shown import shown
-from turbomind.stats import GroupStats, Stats
+from turbomind.stats import GroupStats, RankStats, Stats
 from turbomind.stream import Generation, LoopReader, LoopWakers, Stream, collect
 from turbomind.tiers import (
     Flushed,
@@ -633,6 +633,7 @@ class Engine:
         values = self._core.stats()
         values["tiers"] = self._tiers.stats(values["tiers"])
         values["groups"] = tuple(GroupStats(**group) for group in values["groups"])
+        values["ranks"] = tuple(RankStats(**rank) for rank in values["ranks"])
         return Stats(**{f.name: values[f.name] for f in fields(Stats)})
 
     def evict(self) -> None:

@@ -39,7 +39,7 @@ def check_memory(
         options: The engine's options.
         cache: The size of the KV cache.
         isa: The instruction set.
-        threads: The threads that compute.
+        threads: The threads that compute; each rank has at least one.
 
     Returns:
         The bytes that the steps and the host tier will take once the model is loaded.
@@ -48,7 +48,7 @@ def check_memory(
         InvalidRequest: It does not fit; the message lists the parts and what to lower.
     """
     available = available_memory()  # once: a cache of 100% would exceed a second, smaller figure
-    attention = attention_bytes(info.description, isa, threads)
+    attention = attention_bytes(info.description, isa, max(threads, info.tp))
     check_parts(parts_of(info, options, cache, available, attention), available)
     return step_bytes(info.description, options, info.tp) + attention + _FIXED + options.host_bytes
 

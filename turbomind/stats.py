@@ -36,6 +36,19 @@ class GroupStats:
 
 
 @dataclass(frozen=True)
+class RankStats:
+    """The memory that one rank alone has (tensor parallelism).
+
+    Attributes:
+        weight_bytes: Bytes of its packed weights.
+        cache_bytes: Bytes of its part of all pages of the cache.
+    """
+
+    weight_bytes: int
+    cache_bytes: int
+
+
+@dataclass(frozen=True)
 class Stats:
     """Counters since the engine was opened, and what is in use now.
 
@@ -63,7 +76,10 @@ class Stats:
         failed_loads: Pages that could not be loaded; they are computed again.
         failed_saves: Pages that could not be saved; they are computed again when needed.
         tiers: Counters of the lower tiers by name, "host" and "disk".
-        cache_bytes: Bytes of all pages of the cache.
+        cache_bytes: Bytes of all pages of the cache, on all ranks.
+        weight_bytes: Bytes of the packed weights of all ranks. What they share (on the CPU
+            embedding, head and norms) counts once.
+        ranks: Memory by rank; one without tensor parallelism.
         groups: The pages by cache group.
         tokens_missed: Prompt tokens whose KV was not found (prefix misses).
         tokens_recomputed: Tokens computed again because other sequences had taken their pages.
@@ -95,9 +111,16 @@ class Stats:
     failed_saves: int = 0
     tiers: Mapping[str, TierStats] = field(default_factory=dict)
     cache_bytes: int = 0
+    weight_bytes: int = 0
+    ranks: tuple[RankStats, ...] = ()
     groups: tuple[GroupStats, ...] = ()
     tokens_missed: int = 0
     tokens_recomputed: int = 0
     requests_started: int = 0
     queue_seconds: float = 0.0
     prefixes_awaited: int = 0
+
+    @property
+    def shared_weight_bytes(self) -> int:
+        """Bytes of weights of which all ranks read one copy; 0 with one rank."""
+        return self.weight_bytes - sum(rank.weight_bytes for rank in self.ranks)

@@ -131,7 +131,7 @@ def _cache(replicas: int, model: str | None, options: Mapping[str, Any]) -> int:
         core,
         CacheSize(options.get("cache_memory")),
         share,
-        attention_bytes(info.description, isa, threads),
+        attention_bytes(info.description, isa, max(threads, info.tp)),
     )
     check_parts(parts, share, f"that each of {replicas} replicas may use now")
     return next(part.bytes for part in parts if part.name == "KV cache")

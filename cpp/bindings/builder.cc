@@ -188,11 +188,26 @@ void bind_builder(py::module_& m) {
       "Returns the slots of a model with their formats and sizes, without making one. Raises "
       "ModelError for a config out of range.");
 
+  m.def(
+      "plan_memory",
+      [](const ModelConfig& config, bool gpu, int ranks) {
+        const ModelMemory memory =
+            plan_memory(config, gpu ? WeightPlace::gpu : WeightPlace::host, ranks);
+        py::list all;
+        for (const RankMemory& rank : memory.ranks)
+          all.append(py::make_tuple(rank.weights, rank.page_bytes));
+        return py::make_tuple(memory.shared_weights, all);
+      },
+      py::arg("config"), py::arg("gpu") = false, py::arg("ranks") = 1,
+      "Returns (bytes of weights that ranks share, [(bytes of weights, [bytes of a page of each "
+      "cache group]) of each rank]) of a model, without making one. Raises what weight_slots() and "
+      "plan_cache() raise.");
+
   py::class_<ModelRef>(m, "Model", "Packed weights, until an Engine takes them.")
       .def_property_readonly("vocab", [](const ModelRef& r) { return r.get().vocab(); })
       .def_property_readonly("max_context", [](const ModelRef& r) { return r.get().max_context(); })
       .def_property_readonly("weight_bytes",
-                             [](const ModelRef& r) { return r.get().weight_bytes(); })
+                             [](const ModelRef& r) { return r.get().memory().weights(); })
       .def_property_readonly("groups", [](const ModelRef& r) { return r.get().groups(); });
 
   py::class_<GpuOptions>(m, "GpuOptions", "The GPU of a model, and the mode of its kernels.")

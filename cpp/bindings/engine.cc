@@ -70,6 +70,9 @@ py::dict to_dict(const Stats& s) {
     groups.append(py::dict("window"_a = g.window, "page_bytes"_a = g.page_bytes,
                            "total"_a = g.total, "free"_a = g.free, "cached"_a = g.cached,
                            "out_of_reach"_a = g.out_of_reach));
+  py::list ranks;
+  for (const RankStats& r : s.ranks)
+    ranks.append(py::dict("weight_bytes"_a = r.weight_bytes, "cache_bytes"_a = r.cache_bytes));
   py::dict ops;
   for (const auto& [name, op] : s.ops) {
     ops[py::str(name)] =
@@ -88,7 +91,7 @@ py::dict to_dict(const Stats& s) {
                   "queue_seconds"_a = s.queue_seconds, "prefixes_awaited"_a = s.prefixes_awaited,
                   "slots"_a = s.slots, "waiting"_a = s.waiting, "handles"_a = s.handles,
                   "max_context"_a = s.max_context, "last_step_ms"_a = s.last_step_ms,
-                  "ops"_a = ops);
+                  "weight_bytes"_a = s.weight_bytes, "ranks"_a = ranks, "ops"_a = ops);
 }
 
 py::bytes to_bytes(const BlockHash& key) {

@@ -108,6 +108,17 @@ int64_t context_limit(const EngineOptions& options, const Model& model, const Kv
   return options.max_context_tokens > 0 ? std::min(limit, options.max_context_tokens) : limit;
 }
 
+void add_memory(const ModelMemory& memory, const KvCache& kv, Stats& s) {
+  s.weight_bytes = static_cast<int64_t>(memory.weights());
+  for (const RankMemory& rank : memory.ranks) {
+    RankStats& own = s.ranks.emplace_back();
+    own.weight_bytes = static_cast<int64_t>(rank.weights);
+    for (size_t g = 0; g < rank.page_bytes.size(); ++g)
+      own.cache_bytes +=
+          static_cast<int64_t>(rank.page_bytes[g]) * kv.pool(static_cast<int>(g)).total();
+  }
+}
+
 }  // namespace
 
 EngineCore::EngineCore(const EngineOptions& options, Model& model, const std::atomic<bool>& stop,
@@ -478,6 +489,7 @@ Stats EngineCore::stats() {
         {group.window, bytes, pool.total(), pool.free(), pool.cached(), pool.out_of_reach()});
     s.cache_bytes += bytes * pool.total();
   }
+  add_memory(model_.memory(), kv_, s);
   s.pages_free = kv_.free();
   s.pages_cached = kv_.cached();
   s.pages_referenced = s.pages_total - s.pages_free - s.pages_cached;

@@ -19,12 +19,20 @@ struct GroupStats {
   int64_t out_of_reach = 0;  // cached ones that windows have moved past, evicted first
 };
 
+// What a rank alone has in memory.
+struct RankStats {
+  int64_t weight_bytes = 0;
+  int64_t cache_bytes = 0;  // of its part of all pages
+};
+
 // Counters run from the engine's start.
 struct Stats {
   // Pages of all cache groups now: free + referenced + cached = total.
   int64_t pages_total = 0, pages_free = 0, pages_referenced = 0, pages_cached = 0;
   std::vector<GroupStats> groups;
-  int64_t cache_bytes = 0;       // of all pages
+  int64_t cache_bytes = 0;   // of all pages
+  int64_t weight_bytes = 0;  // of all ranks, those that they share counted once
+  std::vector<RankStats> ranks;
   int64_t tokens_prefilled = 0;  // prompt tokens computed, those after a preemption included
   int64_t tokens_decoded = 0;
   int64_t tokens_reused = 0;      // prompt tokens whose KV was found (prefix hits)

@@ -18,6 +18,12 @@ namespace turbomind {
 
 namespace {
 
+std::vector<size_t> page_bytes(const CachePlan& cache) {
+  std::vector<size_t> bytes;
+  for (const CacheGroup& group : cache.groups) bytes.push_back(group.page_bytes);
+  return bytes;
+}
+
 class Decoder final : public Model {
  public:
   Decoder(const ModelConfig& config, std::unique_ptr<DecoderResources> resources,
@@ -26,11 +32,11 @@ class Decoder final : public Model {
         resources_(std::move(resources)),
         ctx_(resources_->context),
         weights_(std::move(weights)),
-        weight_bytes_(weights_.arena->size()),
         sums_(link),
         device_(make_step_device(ctx_, config_)),
         pages_(device_->pages()),
         shared_{ctx_, config_, device_->cache(), pages_, sums_},
+        memory_{weights_.shared_bytes, {{weights_.bytes, page_bytes(device_->cache())}}},
         numerics_fingerprint_(device_->numerics_fingerprint()),
         forward_([this](const StepInputs& in, const Mat& logits, const StepCancel* cancel) {
           return layers(in, logits, cancel);
@@ -42,7 +48,7 @@ class Decoder final : public Model {
   int max_context() const override { return config_.max_context; }
   const std::string& fingerprint() const override { return config_.fingerprint; }
   const std::vector<CacheGroup>& groups() const override { return shared_.cache.groups; }
-  size_t weight_bytes() const override { return weight_bytes_; }
+  const ModelMemory& memory() const override { return memory_; }
   const std::string& numerics_fingerprint() const override { return numerics_fingerprint_; }
   Context& context() override { return ctx_; }
 
@@ -207,11 +213,11 @@ class Decoder final : public Model {
   std::unique_ptr<DecoderResources> resources_;
   Context& ctx_;
   DecoderWeights weights_;
-  const size_t weight_bytes_;
   RankSums sums_;
   const std::unique_ptr<StepDevice> device_;
   DecoderPages& pages_;
   const MixerContext shared_;
+  const ModelMemory memory_;
   const std::string numerics_fingerprint_;
   const StepDevice::Forward forward_;
   Workspace x_, h_, added_, x_sampled_, mixed_sampled_;

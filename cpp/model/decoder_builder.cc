@@ -9,6 +9,7 @@
 #include "model/decoder_impl.h"
 #include "model/decoder_slots.h"
 #include "model/device/device_limits.h"
+#include "model/parallel/model_memory.h"
 #include "model/parallel/rank_group.h"
 #include "model/weight_reader.h"
 
@@ -19,7 +20,6 @@ namespace {
 // Source bytes that are in memory at a time, but for a few rows: what loading needs beside the
 // packed weights.
 constexpr int64_t kPieceBytes = 2 << 20;
-constexpr int64_t kSlotAlign = 256;  // bytes: a cache line of the CPU, what cuBLASLt likes best
 
 float load_element(const void* data, DType dtype, int64_t i) {
   switch (dtype) {
@@ -147,14 +147,8 @@ struct DecoderBuilder::Impl {
   int ranks() const { return static_cast<int>(slots.size()); }
 
   void allocate() {
-    size_t total = 0;
-    for (size_t i = 0; i < specs.size(); ++i)
-      for (int r = 0; r < ranks(); ++r) {
-        Slot& s = slots[r][i];
-        const bool copy = r > 0 && s.cut.shared();
-        s.offset = copy ? slots[0][i].offset : total;
-        if (!copy) total += round_up(static_cast<int64_t>(s.bytes), kSlotAlign);
-      }
+    const ModelMemory memory = place_slots(slots);
+    const size_t total = memory.weights();
     if (gpu()) {
       const size_t have = gpu()->gpu().free_bytes();
       if (total > have)
@@ -163,7 +157,11 @@ struct DecoderBuilder::Impl {
                     gpu()->gpu().info().name);
     }
     arena = std::make_shared<Buffer>(resources[0]->context, total);
-    for (int r = 0; r < ranks(); ++r) place_weights({r, ranks()});
+    for (int r = 0; r < ranks(); ++r) {
+      weights[r].bytes = memory.ranks[r].weights;
+      weights[r].shared_bytes = memory.shared_weights;
+      place_weights({r, ranks()});
+    }
   }
 
   void place_weights(Rank rank) {

@@ -71,6 +71,8 @@ struct LayerWeights {
 
 struct DecoderWeights {
   std::shared_ptr<Buffer> arena;  // of all ranks
+  size_t bytes = 0;               // that this rank alone has there
+  size_t shared_bytes = 0;        // of which all ranks read one copy
   LinearWeight embed;             // [vocab, hidden]
   // [vocab, hidden], or the rows of a rank from `head_begin` on; the embedding's memory when tied.
   LinearWeight head;

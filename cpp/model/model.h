@@ -11,6 +11,7 @@
 #include "cache/kv_layout.h"
 #include "cache/page_io.h"
 #include "core/context.h"
+#include "model/parallel/model_memory.h"
 #include "model/step_outputs.h"
 
 namespace turbomind {
@@ -72,7 +73,7 @@ class Model {
   virtual int max_context() const = 0;                 // tokens
   virtual const std::string& fingerprint() const = 0;  // of weights and config; seeds block hashes
   virtual const std::vector<CacheGroup>& groups() const = 0;
-  virtual size_t weight_bytes() const = 0;
+  virtual const ModelMemory& memory() const = 0;  // by rank
   // Fingerprint of the arithmetic: backend, instruction set and revision of the kernels, such as
   // "cpu/avx512_bf16/1". Models with equal fingerprints and weights compute the same bits.
   virtual const std::string& numerics_fingerprint() const = 0;

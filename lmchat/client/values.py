@@ -17,7 +17,7 @@ from lmchat.sessions.branches import Branch
 from lmchat.store.turns import Timings, Turn, Usage
 from lmchat.text.reasoning import ReasoningFormat, ThinkingSwitch
 from lmchat.text.template_class import TemplateInfo
-from turbomind import GroupStats, Stats, TokenLogprobs
+from turbomind import GroupStats, RankStats, Stats, TokenLogprobs
 from turbomind.tiers import TierStats
 
 Value = TypeVar("Value")
@@ -147,4 +147,5 @@ def stats_of(data: Mapping[str, Any]) -> Stats:
     """Returns the engine's counters."""
     tiers = {name: known(TierStats, one) for name, one in data.get("tiers", {}).items()}
     groups = tuple(known(GroupStats, one) for one in data.get("groups", ()))
-    return known(Stats, {**data, "tiers": tiers, "groups": groups})
+    ranks = tuple(known(RankStats, one) for one in data.get("ranks", ()))
+    return known(Stats, {**data, "tiers": tiers, "groups": groups, "ranks": ranks})

@@ -259,6 +259,8 @@ def gauges(engine: ChatEngine, stats: Stats) -> Gauges:
     """Returns what is so now: requests, pages, sessions, bytes."""
     device = sum((group.total - group.free) * group.page_bytes for group in stats.groups)
     tiers = {"device": float(device), **{k: float(t.bytes) for k, t in stats.tiers.items()}}
+    memory = {str(n): r.weight_bytes + r.cache_bytes for n, r in enumerate(stats.ranks)}
+    memory |= {"shared": stats.shared_weight_bytes} if len(stats.ranks) > 1 else {}
     queue = queue_of(engine)
     states = {str(state): 0.0 for state in State if state is not State.CLOSED}
     for state, number in engine.session_states().items():
@@ -275,6 +277,13 @@ def gauges(engine: ChatEngine, stats: Stats) -> Gauges:
         ),
         ("sessions", "Open sessions by activity.", "state", states),
         ("kv_bytes", "Bytes of KV by tier.", "tier", tiers),
+        (
+            "rank_memory_bytes",
+            "Bytes of the weights and of all KV pages that a rank alone has; shared: of the "
+            "weights that all ranks read from one copy.",
+            "rank",
+            {rank: float(number) for rank, number in memory.items()},
+        ),
         ("open_handles", "Sequences whose KV the engine holds.", "", _one(stats.handles)),
     ]
 

@@ -90,8 +90,14 @@ class ModelInfo:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the packed weights."""
-        return sum(slot.bytes for slot in self.slots)
+        """Bytes of the packed weights of all ranks; those that they share count once."""
+        shared, ranks = self.memory
+        return shared + sum(weights for weights, _ in ranks)
+
+    @property
+    def memory(self) -> tuple[int, list[tuple[int, list[int]]]]:
+        """Bytes by rank: (weights that ranks share, [(weights, [page of each cache group])])."""
+        return _C.plan_memory(self.to_core(), self.gpu and not self.formats, self.tp)
 
     def step_weight_bytes(self, tokens: int = 1) -> int:
         """Returns the bytes of the weights that a step reads.

@@ -58,13 +58,15 @@ class RankGroup final : public Model {
       groups_[g].page_bytes = 0;
       for (const auto& rank : ranks_) groups_[g].page_bytes += rank->groups()[g].page_bytes;
     }
+    memory_.shared_weights = first().memory().shared_weights;
+    for (const auto& rank : ranks_) memory_.ranks.push_back(rank->memory().ranks[0]);
   }
 
   int vocab() const override { return first().vocab(); }
   int max_context() const override { return first().max_context(); }
   const std::string& fingerprint() const override { return first().fingerprint(); }
   const std::vector<CacheGroup>& groups() const override { return groups_; }
-  size_t weight_bytes() const override { return first().weight_bytes(); }
+  const ModelMemory& memory() const override { return memory_; }
   const std::string& numerics_fingerprint() const override { return numerics_fingerprint_; }
   Context& context() override { return ranks_[0]->context(); }
   PageIo& pages() override { return pages_; }
@@ -107,6 +109,7 @@ class RankGroup final : public Model {
   std::vector<std::exception_ptr> errors_;  // of the step, by rank
   GroupPages pages_;
   std::vector<CacheGroup> groups_;
+  ModelMemory memory_;
   const std::string numerics_fingerprint_;
 };
 

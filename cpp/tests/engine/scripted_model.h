@@ -160,6 +160,7 @@ class ScriptedModel : public Model, public PageIo {
       group.kind = window > 0 ? CacheKind::window : CacheKind::full;
       group.window = window;
       group.page_bytes = kPageTokens * sizeof(Slot);
+      bytes_.ranks[0].page_bytes.push_back(group.page_bytes);
       groups_.push_back(group);
     }
   }
@@ -168,7 +169,7 @@ class ScriptedModel : public Model, public PageIo {
   int max_context() const override { return options_.max_context; }
   const std::string& fingerprint() const override { return fingerprint_; }
   const std::vector<CacheGroup>& groups() const override { return groups_; }
-  size_t weight_bytes() const override { return 0; }
+  const ModelMemory& memory() const override { return bytes_; }
   Context& context() override { return context_; }
   PageIo& pages() override { return *this; }
 
@@ -318,6 +319,7 @@ class ScriptedModel : public Model, public PageIo {
   Context context_;
   std::string fingerprint_ = "scripted";
   std::vector<CacheGroup> groups_;
+  ModelMemory bytes_ = {0, {{}}};
   std::vector<std::vector<Slot>> memory_;  // [group][page * kPageTokens + slot]
   std::vector<std::vector<int>> writer_;   // [group][page] sequence of this step, or -1
 };

@@ -417,7 +417,7 @@ void test_shares() {
     EXPECT(pages > 1 << 20, "how memory is shared out");
     engine.shutdown();
     EXPECT(engine.model().free_bytes() > empty, "what was shut down has given all of it back");
-    EXPECT(engine.model().weight_bytes() > 0, "the model is still described");
+    EXPECT(engine.model().memory().weights() > 0, "the model is still described");
   }
   const auto expect = [&](const std::string& words) {
     try {

@@ -157,7 +157,7 @@ class TestRank final : public Model {
   int max_context() const override { return 1; }
   const std::string& fingerprint() const override { return name_; }
   const std::vector<CacheGroup>& groups() const override { return groups_; }
-  size_t weight_bytes() const override { return 0; }
+  const ModelMemory& memory() const override { return memory_; }
   const std::string& numerics_fingerprint() const override { return name_; }
   Context& context() override { return ctx_; }
   PageIo& pages() override { return pages_; }
@@ -186,6 +186,7 @@ class TestRank final : public Model {
   Worker worker_;
   const std::string name_ = "test";
   const std::vector<CacheGroup> groups_ = {{CacheKind::full, 0, {0}, 100}};
+  const ModelMemory memory_ = {7, {{10, {100}}}};
   Pages pages_;
   ThreadPool pool_{1};
   Profiler profiler_;
@@ -213,6 +214,8 @@ void test_a_step_of_a_group_fails_as_one() {
   const auto group = group_of(kRanks);
   CHECK(group->numerics_fingerprint() == "test/tp3");
   CHECK(group->groups()[0].page_bytes == 300);
+  CHECK(group->memory().weights() == 37 && group->memory().shared_weights == 7);
+  CHECK(group->memory().ranks.size() == kRanks && group->memory().ranks[2].page_bytes[0] == 100);
   StepBatch good;
   good.token_ids.assign(20, -1);
   for (int round = 0; round < 20; ++round)

@@ -335,10 +335,47 @@ void test_a_cancel_ends_the_step_between_layers() {
 
 void test_ranks_share_what_is_not_cut() {
   const ModelConfig config = small(4);
-  const size_t whole = build(config, 1)->weight_bytes();
-  // Rows are padded per rank: 18 gates to 32, 24 columns to 32.
-  CHECK(build(config, 2)->weight_bytes() < whole * 1.3);
-  CHECK(build(config, 4)->weight_bytes() < whole * 1.6);
+  // Ends of the names of weights that are not cut.
+  const std::vector<std::string> uncut = {"embed", "head", "norm"};
+  size_t whole = 0, shared = 0;
+  for (const SlotSpec& slot : weight_slots(config, WeightPlace::host)) {
+    const size_t bytes = (slot.bytes + 255) / 256 * 256;
+    whole += bytes;
+    for (const std::string& end : uncut)
+      if (slot.name.size() >= end.size() &&
+          slot.name.compare(slot.name.size() - end.size(), end.size(), end) == 0)
+        shared += bytes;
+  }
+  const ModelMemory one = build(config, 1)->memory();
+  CHECK(one.weights() == whole && one.ranks[0].weights == whole && one.shared_weights == 0);
+  for (const int ranks : {2, 4}) {
+    const ModelMemory memory = build(config, ranks)->memory();
+    CHECK(memory.shared_weights == shared);
+    CHECK(memory.ranks.size() == static_cast<size_t>(ranks));
+    // Rows are padded per rank: 18 gates to 32, 24 columns to 32.
+    CHECK(memory.weights() > whole && memory.weights() < whole * (ranks == 2 ? 1.3 : 1.6));
+    for (const RankMemory& rank : memory.ranks) {
+      CHECK(rank.weights * ranks == memory.weights() - shared, "all have the same parts");
+      for (size_t g = 0; g < rank.page_bytes.size(); ++g)
+        CHECK(rank.page_bytes[g] * ranks == one.ranks[0].page_bytes[g]);
+    }
+  }
+}
+
+void test_the_plan_is_the_memory_of_the_model() {
+  for (const Variant& variant : variants())
+    for (const int ranks : {1, 2, 4}) {
+      ModelConfig config = small(2);
+      variant.change(config);
+      const ModelMemory plan = plan_memory(config, WeightPlace::host, ranks);
+      const ModelMemory memory = build(config, ranks)->memory();
+      CHECK(plan.shared_weights == memory.shared_weights, "%s", variant.name);
+      CHECK(plan.ranks.size() == memory.ranks.size(), "%s", variant.name);
+      for (int r = 0; r < ranks; ++r) {
+        CHECK(plan.ranks[r].weights == memory.ranks[r].weights, "%s, rank %d", variant.name, r);
+        CHECK(plan.ranks[r].page_bytes == memory.ranks[r].page_bytes, "%s", variant.name);
+      }
+    }
 }
 
 // Calls build() with this many ranks and returns the error.
@@ -407,5 +444,6 @@ int main(int argc, char** argv) {
        TM_CASE(test_pages_move_between_degrees), TM_CASE(test_ranks_compute_the_same_kv),
        TM_CASE(test_a_rank_that_throws_fails_the_step_alone),
        TM_CASE(test_a_cancel_ends_the_step_between_layers),
-       TM_CASE(test_ranks_share_what_is_not_cut), TM_CASE(test_degrees_that_are_refused)});
+       TM_CASE(test_ranks_share_what_is_not_cut), TM_CASE(test_the_plan_is_the_memory_of_the_model),
+       TM_CASE(test_degrees_that_are_refused)});
 }

@@ -17,6 +17,7 @@ from lmchat.generation.generation import Reply
 from lmchat.server.loop_lag import watched
 from lmchat.server.metrics import buckets_of_tokens
 from lmchat.store.turns import Timings, Usage
+from turbomind import RankStats
 
 DASHBOARD = ROOT / "deploy" / "grafana-dashboard.json"
 
@@ -191,13 +192,19 @@ def test_counters_of_the_core_are_shown(server, monkeypatch):
         tokens_recomputed=stats.tokens_recomputed + 3,
         tokens_loaded=stats.tokens_loaded + 5,
         tiers={"host": host},
+        weight_bytes=100,
+        ranks=(RankStats(30, 4), RankStats(31, 5)),
     )
     changes = Changes(server)
     monkeypatch.setattr(sync, "stats", lambda: more)
     assert changes["num_preemptions_total"] == 2
     assert changes["recomputed_tokens_total"] == 3
     assert changes["loaded_tokens_total"] == 5
-    assert read(server)["kv_bytes", "host"] == 12345
+    found = read(server)
+    assert found["kv_bytes", "host"] == 12345
+    assert found["rank_memory_bytes", "0"] == 34
+    assert found["rank_memory_bytes", "1"] == 36
+    assert found["rank_memory_bytes", "shared"] == 39
 
 
 def test_unknown_statuses_share_a_label(server):
