@@ -641,7 +641,7 @@ class Engine:
         self._core.evict()
 
     def profile(self, on: bool = True) -> None:
-        """Starts (with an empty table) or stops the profiler that fills `stats().ops`."""
+        """Starts (with empty tables) or stops the profiler of every rank, for `stats().ops`."""
         self._core.set_profiling(bool(on))
 
     def check_invariants(self) -> None:

@@ -37,15 +37,17 @@ class GroupStats:
 
 @dataclass(frozen=True)
 class RankStats:
-    """The memory that one rank alone has (tensor parallelism).
+    """What one rank alone has in memory (tensor parallelism), and the time of its ops.
 
     Attributes:
         weight_bytes: Bytes of its packed weights.
         cache_bytes: Bytes of its part of all pages of the cache.
+        ops: Its profiler's table, as `Stats.ops`.
     """
 
     weight_bytes: int
     cache_bytes: int
+    ops: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,11 @@ class Stats:
         handles: Open handles.
         max_context: Most tokens of one sequence.
         last_step_ms: Duration of the last step, in milliseconds.
-        ops: The profiler's table, {op: {...}}; on a GPU its times are those of the device.
+        ops: The profiler's table, {op: {"calls", "ns", "bytes", "flops"}}; on a GPU its times are
+            those of the device. With several ranks, calls and time are those of the rank that takes
+            the longest with the op, bytes and FLOPs are sums over ranks, "reduce" adds the ranks'
+            parts of a sum and "reduce_wait" is the time that a rank waits for them; `ranks` has
+            the table of each.
         tokens_loaded: Tokens of `tokens_reused` that were loaded from a lower tier for a request.
         pages_loaded: Pages that this engine loaded from lower tiers.
         pages_saved: Pages that this engine saved to lower tiers.
@@ -79,7 +85,7 @@ class Stats:
         cache_bytes: Bytes of all pages of the cache, on all ranks.
         weight_bytes: Bytes of the packed weights of all ranks. What they share (on the CPU
             embedding, head and norms) counts once.
-        ranks: Memory by rank; one without tensor parallelism.
+        ranks: Memory and ops by rank; one without tensor parallelism.
         groups: The pages by cache group.
         tokens_missed: Prompt tokens whose KV was not found (prefix misses).
         tokens_recomputed: Tokens computed again because other sequences had taken their pages.

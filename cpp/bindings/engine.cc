@@ -61,6 +61,15 @@ py::dict to_dict(const TierStats& t) {
                   "damaged"_a = t.damaged, "write_errors"_a = t.write_errors);
 }
 
+py::dict to_dict(const OpTable& table) {
+  using namespace py::literals;
+  py::dict ops;
+  for (const auto& [name, op] : table)
+    ops[py::str(name)] =
+        py::dict("calls"_a = op.calls, "ns"_a = op.ns, "bytes"_a = op.bytes, "flops"_a = op.flops);
+  return ops;
+}
+
 py::dict to_dict(const Stats& s) {
   using namespace py::literals;
   py::list tiers;
@@ -72,12 +81,8 @@ py::dict to_dict(const Stats& s) {
                            "out_of_reach"_a = g.out_of_reach));
   py::list ranks;
   for (const RankStats& r : s.ranks)
-    ranks.append(py::dict("weight_bytes"_a = r.weight_bytes, "cache_bytes"_a = r.cache_bytes));
-  py::dict ops;
-  for (const auto& [name, op] : s.ops) {
-    ops[py::str(name)] =
-        py::dict("calls"_a = op.calls, "ns"_a = op.ns, "bytes"_a = op.bytes, "flops"_a = op.flops);
-  }
+    ranks.append(py::dict("weight_bytes"_a = r.weight_bytes, "cache_bytes"_a = r.cache_bytes,
+                          "ops"_a = to_dict(r.ops)));
   return py::dict("cache_bytes"_a = s.cache_bytes, "groups"_a = groups,
                   "pages_total"_a = s.pages_total, "pages_free"_a = s.pages_free,
                   "pages_referenced"_a = s.pages_referenced, "pages_cached"_a = s.pages_cached,
@@ -91,7 +96,7 @@ py::dict to_dict(const Stats& s) {
                   "queue_seconds"_a = s.queue_seconds, "prefixes_awaited"_a = s.prefixes_awaited,
                   "slots"_a = s.slots, "waiting"_a = s.waiting, "handles"_a = s.handles,
                   "max_context"_a = s.max_context, "last_step_ms"_a = s.last_step_ms,
-                  "weight_bytes"_a = s.weight_bytes, "ranks"_a = ranks, "ops"_a = ops);
+                  "weight_bytes"_a = s.weight_bytes, "ranks"_a = ranks, "ops"_a = to_dict(s.ops));
 }
 
 py::bytes to_bytes(const BlockHash& key) {

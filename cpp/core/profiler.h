@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <iterator>
+#include <vector>
 
 namespace turbomind {
 
@@ -19,6 +20,8 @@ enum class Op : uint8_t {
   gate_up,
   down,
   head,
+  reduce,       // sums over ranks
+  reduce_wait,  // for the parts that other ranks add to them
   sample,
   other,
   count
@@ -33,6 +36,10 @@ struct OpStat {
 };
 
 using OpStats = std::array<OpStat, static_cast<size_t>(Op::count)>;
+
+// Joins the tables of ranks, which compute side by side: calls and time are those of the rank that
+// takes the longest with the op, bytes and FLOPs are sums.
+OpStats join_stats(const std::vector<OpStats>& ranks);
 
 // Measures work that a device does asynchronously. Used by the thread that submits the work.
 class DeviceTimer {

@@ -119,6 +119,23 @@ void add_memory(const ModelMemory& memory, const KvCache& kv, Stats& s) {
   }
 }
 
+OpTable op_table(const OpStats& stats) {
+  OpTable table;
+  for (size_t i = 0; i < stats.size(); ++i)
+    if (stats[i].calls > 0) table.emplace_back(op_name(static_cast<Op>(i)), stats[i]);
+  return table;
+}
+
+void add_ops(const std::vector<Profiler*>& profilers, Stats& s) {
+  std::vector<OpStats> ranks;
+  for (size_t r = 0; r < profilers.size(); ++r) {
+    profilers[r]->collect();
+    ranks.push_back(profilers[r]->stats);
+    s.ranks[r].ops = op_table(ranks[r]);
+  }
+  s.ops = op_table(join_stats(ranks));
+}
+
 }  // namespace
 
 EngineCore::EngineCore(const EngineOptions& options, Model& model, const std::atomic<bool>& stop,
@@ -517,18 +534,15 @@ Stats EngineCore::stats() {
     s.failed_loads = tiers_->failed_loads();
     s.failed_saves = tiers_->failed_saves();
   }
-  Profiler& profiler = model_.context().profiler;
-  profiler.collect();
-  for (size_t i = 0; i < profiler.stats.size(); ++i)
-    if (profiler.stats[i].calls > 0)
-      s.ops.emplace_back(op_name(static_cast<Op>(i)), profiler.stats[i]);
+  add_ops(model_.profilers(), s);
   return s;
 }
 
 void EngineCore::set_profiling(bool on) {
-  Profiler& profiler = model_.context().profiler;
-  if (on) profiler.reset();
-  profiler.enabled = on;
+  for (Profiler* profiler : model_.profilers()) {
+    if (on) profiler->reset();
+    profiler->enabled = on;
+  }
 }
 
 void EngineCore::check_invariants() {

@@ -19,10 +19,14 @@ struct GroupStats {
   int64_t out_of_reach = 0;  // cached ones that windows have moved past, evicted first
 };
 
-// What a rank alone has in memory.
+// Ops by name, in the profiler's order; those without a call are left out.
+using OpTable = std::vector<std::pair<std::string, OpStat>>;
+
+// What a rank alone has in memory, and what it has measured.
 struct RankStats {
   int64_t weight_bytes = 0;
   int64_t cache_bytes = 0;  // of its part of all pages
+  OpTable ops;              // its profiler's
 };
 
 // Counters run from the engine's start.
@@ -50,10 +54,10 @@ struct Stats {
   int64_t handles = 0;           // open now
   int64_t max_context = 0;       // most tokens of a sequence
   double last_step_ms = 0;
-  std::vector<std::pair<std::string, OpStat>> ops;  // the profiler's table
-  std::vector<TierStats> tiers;                     // lower tiers, best first
-  int64_t pages_loaded = 0, pages_saved = 0;        // from and to lower tiers
-  int64_t failed_loads = 0, failed_saves = 0;       // pages; they are computed again
+  OpTable ops;                                 // of all ranks: join_stats()
+  std::vector<TierStats> tiers;                // lower tiers, best first
+  int64_t pages_loaded = 0, pages_saved = 0;   // from and to lower tiers
+  int64_t failed_loads = 0, failed_saves = 0;  // pages; they are computed again
 };
 
 }  // namespace turbomind

@@ -78,6 +78,8 @@ class Model {
   // "cpu/avx512_bf16/1". Models with equal fingerprints and weights compute the same bits.
   virtual const std::string& numerics_fingerprint() const = 0;
   virtual Context& context() = 0;
+  // Of each rank; they change between steps only.
+  virtual std::vector<Profiler*> profilers() { return {&context().profiler}; }
 
   // ---- Memory.
   // Allocates the work memory of any step within `most`, so that no step allocates. Called once,

@@ -142,8 +142,10 @@ void sum_rows(Context& ctx, const std::vector<Mat>& parts, float scale, bool add
     check_same("sum_rows", part, y, true);
     check_dtype(ctx, kSumTypes, part.dtype);
   }
-  const double elements = static_cast<double>(y.rows * y.cols * int64_t(parts.size() + 1 + add));
-  const ProfileScope profile(ctx.profiler, Op::other, 4 * elements, elements, ctx.profiler.device);
+  const double elements = static_cast<double>(y.rows * y.cols);
+  const double read = static_cast<double>(parts.size()) + add;  // matrices
+  const ProfileScope profile(ctx.profiler, Op::reduce, 4 * elements * (read + 1), elements * read,
+                             ctx.profiler.device);
   sum_on_cpu(ctx, parts, scale, add, y);
 }
 

@@ -69,6 +69,11 @@ class RankGroup final : public Model {
   const ModelMemory& memory() const override { return memory_; }
   const std::string& numerics_fingerprint() const override { return numerics_fingerprint_; }
   Context& context() override { return ranks_[0]->context(); }
+  std::vector<Profiler*> profilers() override {
+    std::vector<Profiler*> profilers;
+    for (const auto& rank : ranks_) profilers.push_back(&rank->context().profiler);
+    return profilers;
+  }
   PageIo& pages() override { return pages_; }
 
   void reserve(const StepLimits& most) override {

@@ -29,6 +29,7 @@ class RankSums {
     std::swap(memory_[0], memory_[1]);  // other ranks may still read the last part
     const Mat part = memory_[0].view(ctx, y.rows, y.cols, DType::f32);
     make(part);
+    const ProfileScope wait(ctx.profiler, Op::reduce_wait, 0, 0);
     return link_.exchange->add(link_.rank, part, is_requested(), ctx.pool);
   }
   // y = the sum of the parts; with one rank make(y).

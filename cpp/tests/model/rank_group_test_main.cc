@@ -1,10 +1,13 @@
 // A whole decoder cut over ranks, against the same one in one piece.
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <functional>
 #include <memory>
 #include <numeric>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "core/error.h"
@@ -303,6 +306,57 @@ void test_a_rank_that_throws_fails_the_step_alone() {
     }
 }
 
+// Each rank has a table of its own, in which a wait for others is not part of the sum. Rank 0 comes
+// first to every exchange and waits for rank 1.
+void test_the_profiler_tells_waiting_from_adding() {
+  constexpr int kRanks = 2, kExchanges = 6, kWait = 2;  // milliseconds at least
+  const ModelConfig config = small(2);
+  Hooked group(config, kRanks, kRanks);
+  Model& model = *group.model;
+  const std::vector<Profiler*> profilers = model.profilers();
+  CHECK(profilers.size() == kRanks && profilers[0] == &model.context().profiler);
+  const auto stat = [&](int rank, Op op) { return profilers[rank]->stats[size_t(op)]; };
+  Bench bench(model);
+  bench.step({kTokens - 1});
+  for (int r = 0; r < kRanks; ++r)
+    CHECK(stat(r, Op::reduce_wait).calls == 0, "the profiler is off");
+  std::atomic<int> arrived{0};
+  group.set([&](int rank, int number) {
+    CHECK(stat(rank, Op::reduce_wait).calls == number + 1, "a wait begins");
+    CHECK(stat(rank, Op::reduce).calls == number, "and no sum");
+    if (rank == 0) ++arrived;
+    while (rank == 1 && arrived <= number) std::this_thread::yield();
+    if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(kWait));
+  });
+  for (Profiler* profiler : profilers) profiler->enabled = true;
+  bench.step({1});
+  for (int r = 0; r < kRanks; ++r) {
+    const OpStat sum = stat(r, Op::reduce), wait = stat(r, Op::reduce_wait);
+    CHECK(sum.calls == kExchanges && wait.calls == kExchanges && sum.ns > 0);
+    // Parts and x are read and x is written; parts are added, and their sum to x.
+    CHECK(sum.bytes == 4.0 * kExchanges * config.hidden * (kRanks + 2));
+    CHECK(sum.flops == 1.0 * kExchanges * config.hidden * (kRanks + 1));
+    CHECK(wait.bytes == 0 && wait.flops == 0);
+    CHECK(stat(r, Op::attention).calls == 3 && stat(r, Op::down).calls == 3);
+  }
+  CHECK(stat(0, Op::reduce_wait).ns >= int64_t{kExchanges} * kWait * 1000000);
+}
+
+void test_joined_tables_are_those_of_the_slowest_rank() {
+  OpStats first{}, second{};
+  first[size_t(Op::down)] = {3, 500, 10, 20};
+  second[size_t(Op::down)] = {4, 700, 1, 2};
+  first[size_t(Op::sample)] = {1, 0, 5, 0};  // too short to be measured
+  second[size_t(Op::head)] = {1, 9, 0, 7};
+  for (const auto& ranks : {std::vector{first, second}, std::vector{second, first}}) {
+    const OpStats joined = join_stats(ranks);
+    const OpStat down = joined[size_t(Op::down)], sample = joined[size_t(Op::sample)];
+    CHECK(down.calls == 4 && down.ns == 700 && down.bytes == 11 && down.flops == 22);
+    CHECK(sample.calls == 1 && sample.bytes == 5);
+    CHECK(joined[size_t(Op::head)].ns == 9 && joined[size_t(Op::embed)].calls == 0);
+  }
+}
+
 // Rank 0 sees the flag in its exchanges; all leave before the next layer.
 void test_a_cancel_ends_the_step_between_layers() {
   Hooked group(small(2), 2, 2);
@@ -443,6 +497,8 @@ int main(int argc, char** argv) {
       {TM_CASE(test_logits_are_those_of_one_rank), TM_CASE(test_bits_depend_on_the_degree_alone),
        TM_CASE(test_pages_move_between_degrees), TM_CASE(test_ranks_compute_the_same_kv),
        TM_CASE(test_a_rank_that_throws_fails_the_step_alone),
+       TM_CASE(test_the_profiler_tells_waiting_from_adding),
+       TM_CASE(test_joined_tables_are_those_of_the_slowest_rank),
        TM_CASE(test_a_cancel_ends_the_step_between_layers),
        TM_CASE(test_ranks_share_what_is_not_cut), TM_CASE(test_the_plan_is_the_memory_of_the_model),
        TM_CASE(test_degrees_that_are_refused)});
