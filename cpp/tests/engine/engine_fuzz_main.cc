@@ -1,7 +1,7 @@
 // Random mixes of requests, cancels, forks and truncates on tiny page pools, with and without lower
 // tiers. Every output must equal its solo run, every request must end once, and the pages must
 // balance. The scripted model also runs the checks of single rules, the asynchronous one those of
-// overlapped steps.
+// overlapped steps, a group those of ranks that throw or run out of memory.
 //
 //   engine_fuzz [mixes] [--seed first] [--model scripted|async|decoder|group]
 #include <cstdio>
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tests/engine/engine_checks.h"
+#include "tests/engine/engine_group_checks.h"
 #include "tests/engine/engine_overlap_checks.h"
 #include "tests/engine/engine_tier_checks.h"
 #include "tests/engine/engine_window_checks.h"
@@ -111,7 +112,10 @@ void check_rules(uint64_t seed) {
   check_ageing();
 }
 
+int64_t faults = 0;  // steps of all mixes that one of them has ended
+
 void run_mix(uint64_t seed, Kind kind) {
+  current_seed = seed;
   Random random(seed);
   Mix mix = make_mix(random, kind);
   std::vector<std::vector<Tokens>> closed(random.in(1, 4));
@@ -125,6 +129,9 @@ void run_mix(uint64_t seed, Kind kind) {
     run_clients(mix, random, closed);
   }
   check_shutdown(mix, random);
+  if (!mix.faults) return;
+  check(mix.faults->without_effect == 0, "a step with a fault to fail");
+  faults += mix.faults->happened;
 }
 
 }  // namespace
@@ -153,6 +160,11 @@ int main(int argc, char** argv) {
   try {
     if (kind == Kind::scripted) check_rules(first);
     if (kind == Kind::async) check_ahead();
+    if (kind == Kind::group) {
+      for (const int ranks : {2, 4}) check_every_op(ranks);
+      check_every_allocation(Fault::allocation, 2);
+      check_every_allocation(Fault::mapping, 2);
+    }
     for (; seed < first + mixes; ++seed) run_mix(seed, kind);
   } catch (const std::exception& e) {
     std::fprintf(stderr, "engine_fuzz: mix with --seed %llu failed: %s\n",
@@ -161,5 +173,7 @@ int main(int argc, char** argv) {
   }
   std::printf("engine_fuzz: %ld mixes from seed %llu passed\n", mixes,
               static_cast<unsigned long long>(first));
+  if (kind == Kind::group)
+    std::printf("%lld steps failed by faults\n", static_cast<long long>(faults));
   return 0;
 }

@@ -91,7 +91,13 @@ class Client {
   }
 
   // Returns whether steps of the mix may fail.
-  bool troubled() const { return mix_.script.fail_submit > 0 || mix_.script.fail_wait > 0; }
+  bool troubled() const {
+    return mix_.script.fail_submit > 0 || mix_.script.fail_wait > 0 || mix_.faults;
+  }
+  // Returns whether such an error may be that of a step: without memory it is internal.
+  bool is_of_step(ErrorCode code) const {
+    return code == ErrorCode::model || (mix_.faults && code == ErrorCode::internal);
+  }
 
   RequestOptions random_options() {
     RequestOptions o;
@@ -193,7 +199,7 @@ class Client {
               std::equal(got.tokens.begin(), got.tokens.end(), want.tokens.begin()),
           "the tokens of the solo run; error: " + got.error);
     if (got.reason == FinishReason::error)
-      check(got.error_code == ErrorCode::model, "no error but the model's, got: " + got.error);
+      check(is_of_step(got.error_code), "no error but the model's, got: " + got.error);
     if (cut) return;
     check(got.reason == want.reason, "the finish reason of the solo run; error: " + got.error);
     check(got.tokens.size() == want.tokens.size(), "all tokens of the solo run");
@@ -385,7 +391,7 @@ class Client {
     const Tokens prompt = {1, 2};
     const auto request = engine_.advance(id, 0, prompt, random_params());
     const Outcome late = collect(*request, 1, -1).choices[0];
-    const bool refused = late.reason == FinishReason::error && late.error_code != ErrorCode::model;
+    const bool refused = late.reason == FinishReason::error && !is_of_step(late.error_code);
     check(!refused || late.error_code == ErrorCode::busy || max_context_ < 72,
           "advance() to be refused as busy, got: " + late.error);
     if (!refused) p.handle = 0;  // its turn had ended before

@@ -16,9 +16,9 @@
 
 #include "engine/make_tiers.h"
 #include "model/decoder.h"
-#include "model/parallel/rank_exchange.h"
 #include "tests/engine/async_model.h"
 #include "tests/engine/engine_checks.h"
+#include "tests/engine/faulty_group.h"
 #include "tests/engine/fuzz_reference.h"
 #include "tests/tiers/test_tier.h"
 #include "tiers/disk/disk_tier.h"
@@ -36,8 +36,9 @@ struct Mix {
   std::function<TierPtrs(const Model&)> make_tiers;  // lower tiers; empty: none
   std::function<void(Random&)> trouble;              // run between two engines; empty: none
   std::function<std::unique_ptr<Reference>()> make_reference;
-  // Of a group: one of so many exchanges fails, once the engine is open; 0: none.
-  std::shared_ptr<std::atomic<int>> failing = std::make_shared<std::atomic<int>>(0);
+  std::shared_ptr<FaultPlan> faults;  // of the ranks of a group; null: none
+  // Whether faults are on: not while an engine is opened.
+  std::shared_ptr<std::atomic<bool>> open = std::make_shared<std::atomic<bool>>(false);
 };
 
 inline ModelConfig tiny_config(DType kv_dtype) {
@@ -133,9 +134,9 @@ inline void add_tiers(Mix& mix, Random& random) {
 inline std::unique_ptr<Engine> make_engine(const Mix& mix) {
   auto model = mix.make_model();
   TierPtrs tiers = mix.make_tiers ? mix.make_tiers(*model) : TierPtrs{};
-  mix.failing->store(0);  // while it measures its first steps
+  mix.open->store(false);  // it measures its first steps
   auto engine = std::make_unique<Engine>(mix.options, std::move(model), std::move(tiers));
-  mix.failing->store(mix.script.fail_submit);
+  mix.open->store(true);
   return engine;
 }
 
@@ -146,17 +147,44 @@ constexpr bool is_decoder(Kind kind) {
   return kind == Kind::decoder || kind == Kind::group;
 }
 
-// A group in which a rank fails, in one of *failing exchanges on average.
-inline std::unique_ptr<Model> failing_group(DType kv_dtype, int threads, int ranks,
-                                            std::shared_ptr<std::atomic<int>> failing) {
-  RankExchange::test_hook = [failing, count = std::make_shared<std::atomic<uint64_t>>(0)](int) {
-    const int every = failing->load();
-    const uint64_t number = count->fetch_add(1) * 0x9E3779B97F4A7C15u;
-    if (every > 0 && (number >> 32) % every == 0) throw_error(ErrorCode::model, "a rank fails");
+constexpr int kMostOps = 32;  // of a rank in a step of the tiny decoder, exchanges included
+
+// Faults of any kind at any op of any rank, in one of `every` steps of an open engine on average.
+inline std::function<Fault()> random_faults(uint64_t seed, int ranks, int every,
+                                            std::shared_ptr<std::atomic<bool>> open) {
+  return [dice = std::make_shared<Random>(seed), ranks, every, open = std::move(open)] {
+    Fault fault;
+    if (!open->load() || !dice->one_in(every)) return fault;
+    fault.kind = dice->pick({Fault::error, Fault::memory, Fault::allocation, Fault::mapping});
+    fault.rank = static_cast<int>(dice->in(0, ranks - 1));
+    fault.op = static_cast<int>(dice->in(-1, kMostOps - 1));
+    fault.skip = static_cast<int>(dice->in(0, 3));
+    return fault;
   };
-  auto model = tiny_decoder(kv_dtype, threads, ranks);
-  RankExchange::test_hook = nullptr;
-  return model;
+}
+
+// Decoders of the mix, cut over ranks; some mixes have faults.
+inline void add_decoders(Mix& mix, Random& random, int ranks) {
+  const DType kv = random.pick({DType::f32, DType::bf16, DType::f16});
+  const int threads = static_cast<int>(random.in(1, 2 * ranks));
+  const int every = ranks > 1 ? random.pick({0, 40, 6}) : 0;
+  mix.make_model = [kv, threads, ranks] { return tiny_decoder(kv, threads, ranks); };
+  if (every > 0) {
+    mix.faults = std::make_shared<FaultPlan>();
+    mix.faults->next =
+        random_faults(static_cast<uint64_t>(random.in(0, 1 << 30)), ranks, every, mix.open);
+    mix.make_model = [ranks, make = mix.make_model, faults = mix.faults] {
+      return std::make_unique<FaultyGroup>(ranks, make, faults);
+    };
+  }
+  mix.make_reference = [kv, ranks]() -> std::unique_ptr<Reference> {
+    EngineOptions solo;
+    solo.cache_pages = 64;
+    solo.max_batch_size = 1;
+    solo.prefix_reuse = false;
+    return std::make_unique<SoloEngineReference>(
+        std::make_shared<Engine>(solo, tiny_decoder(kv, 1, ranks)));
+  };
 }
 
 inline std::unique_ptr<Model> make_scripted(const scripted::Options& script) {
@@ -181,22 +209,7 @@ inline Mix make_mix(Random& random, Kind kind) {
       opening.push_back(static_cast<int32_t>(random.in(0, 49)));
   }
   if (is_decoder(kind)) {
-    const DType kv = random.pick({DType::f32, DType::bf16, DType::f16});
-    const int threads = static_cast<int>(random.in(1, 2));
-    const int ranks = kind == Kind::group ? random.pick({2, 2, 4}) : 1;
-    const int fail = kind == Kind::group ? random.pick({0, 0, 300}) : 0;
-    mix.script.fail_submit = fail;  // steps may fail
-    mix.make_model = [kv, threads, ranks, failing = mix.failing] {
-      return failing_group(kv, threads, ranks, failing);
-    };
-    mix.make_reference = [kv, ranks]() -> std::unique_ptr<Reference> {
-      EngineOptions solo;
-      solo.cache_pages = 64;
-      solo.max_batch_size = 1;
-      solo.prefix_reuse = false;
-      return std::make_unique<SoloEngineReference>(
-          std::make_shared<Engine>(solo, tiny_decoder(kv, 1, ranks)));
-    };
+    add_decoders(mix, random, kind == Kind::group ? random.pick({2, 2, 4}) : 1);
     if (!random.one_in(3)) add_tiers(mix, random);
     return mix;
   }

@@ -1,6 +1,9 @@
 // The expected result of a request, computed without the engine under test.
 #pragma once
 
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
@@ -15,6 +18,15 @@ namespace turbomind::fuzz {
 
 inline void check(bool ok, const std::string& what) {
   if (!ok) throw std::runtime_error(what);
+}
+
+inline std::atomic<uint64_t> current_seed{0};  // of the mix that runs
+
+// Ends the process: an engine that hangs cannot be closed.
+[[noreturn]] inline void end_of_a_hang() {
+  std::fprintf(stderr, "engine_fuzz: a request of --seed %llu had no event for a minute\n",
+               static_cast<unsigned long long>(current_seed.load()));
+  std::_Exit(1);
 }
 
 // The result of one choice.
@@ -45,7 +57,7 @@ inline Report collect(Request& request, int n, int cancel_after, int choice_to_c
   };
   if (cancel_after == 0) cancel();
   while (!request.done()) {
-    check(request.wait(60), "a request without an event for a minute");
+    if (!request.wait(60)) end_of_a_hang();
     for (Event& event : request.drain()) {
       check(!terminal, "an event after the terminal one");
       check(event.choice >= 0 && event.choice < n, "an event of an unknown choice");
