@@ -11,9 +11,9 @@ import pytest
 from checkpoints import TINY
 from command import lmchat
 
-from turbomind import _C, Engine
+from turbomind import _C, Engine, describe
 from turbomind.defaults import CacheSize
-from turbomind.memory_budget import parts_of
+from turbomind.memory_budget import check_memory, parts_of
 
 pytestmark = pytest.mark.cpu_only("a GPU has one rank")
 
@@ -97,3 +97,16 @@ def test_the_estimate_counts_every_copy(tp: int, folder: str, open_engine: Open)
     parts = {part.name: part.bytes for part in found}
     assert stats.weight_bytes <= parts["weights as bfloat16"] <= 1.02 * stats.weight_bytes
     assert parts["KV cache"] == stats.cache_bytes
+
+
+def test_the_estimate_has_a_thread_for_each_rank(folder: str) -> None:
+    """Attention has work memory for each thread, and a rank has one at least."""
+    isa, cache = _C.resolve_isa("auto"), CacheSize("1MiB")
+
+    def needed(tp: int, threads: int) -> int:
+        info = describe(folder, weights=False, tp=tp)
+        return check_memory(info, _C.EngineOptions(), cache, isa, threads)
+
+    each = _C.attention_scratch_bytes(isa, 4, 32, 32) - _C.attention_scratch_bytes(isa, 1, 32, 32)
+    assert needed(1, 4) - needed(1, 1) == each > 0
+    assert needed(4, 1) == needed(4, 4)
