@@ -63,6 +63,7 @@ Fiber* BlockRun::run_thread(Thread& me) {
     check_together(me);
   } catch (const Failure& failure) {
     error_ = where(block_, me.thread_index.x) + ": " + failure.what;
+    not_ready_ = failure.not_ready;
   }
   return host_;
 }

@@ -44,6 +44,8 @@ class BlockRun {
   void release() { held_ = false; }
   // After an error the block's threads are abandoned, and the object must be destroyed.
   const std::string& error() const { return error_; }
+  bool not_ready() const { return not_ready_; }  // the error is that of NotReady
+  int64_t bytes_stored() const { return block_.bytes_stored; }
   // Frees the shared memory; returns the counters of all blocks since prepare().
   const Block& finish();
   BlockView take_view() { return std::exchange(view_, {}); }
@@ -84,6 +86,7 @@ class BlockRun {
   int phase_ = 0;  // barriers of the block so far
   BlockView view_;
   std::string error_;
+  bool not_ready_ = false;
 };
 
 }  // namespace turbomind::emulator

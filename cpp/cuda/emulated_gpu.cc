@@ -1,22 +1,19 @@
-// A GPU whose kernels run in the emulator and whose memory is the host's.
-//
-// Streams are queues of closures. They run when the host waits: for a stream, an event or the
-// freeing of memory; a query runs one. A closure that fails drops those after it in its stream,
-// and the host's next wait throws its error.
+// A GPU whose kernels run in the emulator and whose memory is the host's. When its streams run is
+// decided in cuda/emulated/streams.h.
 #include "cuda/emulated_gpu.h"
 
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <map>
 #include <mutex>
-#include <set>
 #include <thread>
 #include <vector>
 
 #include "core/error.h"
+#include "cuda/emulated/memory_map.h"
+#include "cuda/emulated/streams.h"
 #include "cuda/emulated_stream.h"
 #include "cuda/emulator.h"
 #include "cuda/make_gpu.h"
@@ -26,15 +23,43 @@ namespace turbomind {
 namespace emulator {
 namespace {
 std::atomic<size_t> device_bytes{size_t{1} << 30};
+std::atomic<int> device_count{4};
 std::atomic<int64_t> allocation_count{0};
 std::atomic<int64_t> capture_count{0};
 std::atomic<bool> capture_fails{false}, device_fails{false};
+// By device, where it has its own; guarded by the lock of the streams.
+std::map<int, size_t>& bytes_by_device() {
+  static auto& bytes = *new std::map<int, size_t>;
+  return bytes;
+}
+size_t bytes_of(int device) {
+  const std::lock_guard lock(Streams::get().mutex());
+  const auto own = bytes_by_device().find(device);
+  return own == bytes_by_device().end() ? device_bytes.load() : own->second;
+}
 }  // namespace
 int64_t allocations() {
   return allocation_count;
 }
 void set_device_bytes(size_t bytes) {
+  const std::lock_guard lock(Streams::get().mutex());
   device_bytes = bytes;
+  bytes_by_device().clear();
+}
+void set_device_bytes(int device, size_t bytes) {
+  const std::lock_guard lock(Streams::get().mutex());
+  bytes_by_device()[device] = bytes;
+}
+void set_device_count(int count) {
+  device_count = count;
+}
+void set_peer_access(bool on) {
+  const std::lock_guard lock(Streams::get().mutex());
+  MemoryMap::get().set_peer_access(on);
+}
+void set_wait_limit(double seconds) {
+  const std::lock_guard lock(Streams::get().mutex());
+  Streams::get().set_wait_limit(seconds);
 }
 void set_capture_fails(bool fails) {
   capture_fails = fails;
@@ -51,20 +76,15 @@ namespace cuda_emulated {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using emulator::StreamQueue;
+using emulator::GraphWork;
+using emulator::MemoryMap;
+using emulator::Queue;
+using emulator::Record;
+using emulator::Streams;
 using emulator::to_handle;
 using emulator::to_queue;
 
 constexpr size_t kAlignment = 256;
-
-class Queue;
-
-// One recording of an event.
-struct Record {
-  Queue* queue;
-  bool passed = false;
-  Clock::time_point time;
-};
 
 struct EmulatedEvent {
   bool timed;
@@ -72,56 +92,7 @@ struct EmulatedEvent {
 };
 
 struct EmulatedGraph {
-  std::vector<std::function<void()>> work;
-};
-
-class Queue final : public StreamQueue {
- public:
-  explicit Queue(std::recursive_mutex& mutex) : mutex_(mutex) {}
-
-  void enqueue(std::function<void()> work) override {
-    const std::lock_guard lock(mutex_);
-    if (capturing_)
-      capturing_->work.push_back(std::move(work));
-    else
-      items_.push_back({std::move(work), nullptr});
-  }
-  void record(std::shared_ptr<Record> record) { items_.push_back({nullptr, std::move(record)}); }
-
-  void step() {
-    if (items_.empty()) return;
-    const Item item = std::move(items_.front());
-    items_.pop_front();
-    if (item.record) {
-      item.record->time = Clock::now();
-      item.record->passed = true;
-      return;
-    }
-    const emulator::RunningStream running(this);
-    try {
-      item.work();
-    } catch (...) {
-      for (Item& rest : items_)
-        if (rest.record) rest.record->passed = true;
-      items_.clear();
-      throw;
-    }
-  }
-  void drain() {
-    while (!items_.empty()) step();
-  }
-
-  void begin_capture(EmulatedGraph* graph) { capturing_ = graph; }
-  bool capturing() const { return capturing_ != nullptr; }
-
- private:
-  struct Item {
-    std::function<void()> work;      // or
-    std::shared_ptr<Record> record;  // passes
-  };
-  std::recursive_mutex& mutex_;
-  std::deque<Item> items_;
-  EmulatedGraph* capturing_ = nullptr;
+  GraphWork work;
 };
 
 EmulatedEvent& native(EventHandle e) {
@@ -133,9 +104,14 @@ EmulatedGraph& native(GraphHandle g) {
 
 class EmulatedGpu final : public Gpu {
  public:
-  EmulatedGpu() : info_(read_info(0)) {}
+  explicit EmulatedGpu(int index)
+      : index_(index),
+        info_(read_info(index)),
+        streams_(Streams::get()),
+        mutex_(streams_.mutex()) {}
 
   GpuKind kind() const override { return GpuKind::emulated; }
+  int index() const override { return index_; }
   const GpuInfo& info() const override { return info_; }
   void make_current() override {
     emulator::thread_has_gpu() = true;
@@ -148,6 +124,15 @@ class EmulatedGpu final : public Gpu {
     return info_.total_bytes - allocated_;
   }
 
+  bool enable_access(const Gpu& other) override {
+    make_current();
+    if (other.index() == index_) return true;
+    const std::lock_guard lock(mutex_);
+    if (!MemoryMap::get().can_access_peers()) return false;
+    MemoryMap::get().enable_access(index_, other.index());
+    return true;
+  }
+
   void* allocate(size_t bytes) override { return allocate(bytes, false); }
   void* allocate_pinned(size_t bytes) override { return allocate(bytes, true); }
   void free(void* p) noexcept override { release(p); }
@@ -157,7 +142,9 @@ class EmulatedGpu final : public Gpu {
     if (bytes == 0) return;
     make_current();
     const std::lock_guard lock(mutex_);
-    const bool known = check_range("copy to", to, bytes) & check_range("copy from", from, bytes);
+    const MemoryMap& map = MemoryMap::get();
+    const bool known =
+        map.has_range("copy to", to, bytes) & map.has_range("copy from", from, bytes);
     const auto work = [to, from, bytes] {
       emulator::end_of_step();
       std::memcpy(to, from, bytes);
@@ -166,13 +153,13 @@ class EmulatedGpu final : public Gpu {
     if (known || !stream) return;
     if (to_queue_of(stream).capturing())
       throw_error(ErrorCode::internal, "copy: host memory of a captured copy is not pinned");
-    to_queue_of(stream).drain();
+    streams_.drain(to_queue_of(stream));
   }
   void fill(StreamHandle stream, void* to, uint8_t value, size_t bytes) override {
     if (bytes == 0) return;
     make_current();
     const std::lock_guard lock(mutex_);
-    check_range("fill", to, bytes);
+    MemoryMap::get().has_range("fill", to, bytes);
     submit(stream, [to, value, bytes] {
       emulator::end_of_step();
       std::memset(to, value, bytes);
@@ -182,23 +169,18 @@ class EmulatedGpu final : public Gpu {
   StreamHandle make_stream() override {
     make_current();
     const std::lock_guard lock(mutex_);
-    return to_handle(*queues_.insert(new Queue(mutex_)).first);
+    return to_handle(streams_.make(index_));
   }
   void destroy(StreamHandle stream) noexcept override {
     const std::lock_guard lock(mutex_);
-    Queue* queue = &to_queue_of(stream);
-    drain_quietly(*queue);
-    const emulator::RunningStream running(queue);
-    emulator::end_of_step();
-    queues_.erase(queue);
-    delete queue;
+    streams_.destroy(&to_queue_of(stream));
   }
   void synchronize(StreamHandle stream) override {
     make_current();
     const std::lock_guard lock(mutex_);
     check_may_wait("synchronize");
     check_not_capturing("synchronize", stream);
-    if (stream) to_queue_of(stream).drain();
+    if (stream) streams_.drain(to_queue_of(stream));
   }
 
   EventHandle make_event(bool timed) override {
@@ -210,23 +192,26 @@ class EmulatedGpu final : public Gpu {
     make_current();
     const std::lock_guard lock(mutex_);
     check_not_capturing("record", stream);
-    native(event).record = std::make_shared<Record>(Record{nullptr, !stream, Clock::now()});
-    if (!stream) return;
-    native(event).record->queue = &to_queue_of(stream);
-    to_queue_of(stream).record(native(event).record);
+    native(event).record = std::make_shared<Record>(Record{nullptr, !stream, Clock::now(), {}});
+    if (stream) to_queue_of(stream).record(native(event).record);
   }
   void wait(StreamHandle stream, EventHandle event) override {
     make_current();
     const std::lock_guard lock(mutex_);
     check_not_capturing("wait", stream);
-    if (native(event).record) submit(stream, [r = native(event).record] { pass(*r); });
+    const std::shared_ptr<Record>& record = native(event).record;
+    if (!record || record->passed) return;
+    if (stream)
+      to_queue_of(stream).wait(record);
+    else
+      streams_.pass(*record);
   }
   bool query(EventHandle event) override {
     make_current();
     const std::lock_guard lock(mutex_);
     check_may_wait("query");
     const std::shared_ptr<Record> record = native(event).record;
-    if (record && !record->passed) record->queue->step();
+    if (record && !record->passed) streams_.step(*record);
     return !record || record->passed;
   }
   void synchronize(EventHandle event) override {
@@ -234,7 +219,7 @@ class EmulatedGpu final : public Gpu {
     const std::lock_guard lock(mutex_);
     check_may_wait("synchronize");
     const std::shared_ptr<Record> record = native(event).record;
-    if (record) pass(*record);
+    if (record) streams_.pass(*record);
   }
   float elapsed_ms(EventHandle begin, EventHandle end) override {
     make_current();
@@ -254,7 +239,7 @@ class EmulatedGpu final : public Gpu {
       const std::lock_guard lock(mutex_);
       if (!stream) throw_error(ErrorCode::internal, "capture: got the default stream");
       check_not_capturing("capture", stream);
-      to_queue_of(stream).begin_capture(graph.get());
+      to_queue_of(stream).begin_capture(&graph->work);
       capturing_thread_ = std::this_thread::get_id();
       freed_in_capture_ = false;
     }
@@ -279,11 +264,6 @@ class EmulatedGpu final : public Gpu {
   void destroy(GraphHandle graph) noexcept override { delete &native(graph); }
 
  private:
-  struct Allocation {
-    size_t bytes;
-    bool pinned;
-  };
-
   static Queue& to_queue_of(StreamHandle stream) { return static_cast<Queue&>(*to_queue(stream)); }
 
   static void submit(StreamHandle stream, std::function<void()> work) {
@@ -291,11 +271,6 @@ class EmulatedGpu final : public Gpu {
       to_queue(stream)->enqueue(std::move(work));
     else
       work();
-  }
-
-  // Runs the record's stream until the record has passed.
-  static void pass(Record& record) {
-    while (!record.passed) record.queue->step();
   }
 
   static void check_not_capturing(const char* call, StreamHandle stream) {
@@ -315,20 +290,6 @@ class EmulatedGpu final : public Gpu {
     capturing_thread_ = {};
   }
 
-  // Returns whether the range is in memory of this GPU; throws if it is partly outside.
-  bool check_range(const char* call, const void* p, size_t bytes) const {
-    const uint8_t* begin = static_cast<const uint8_t*>(p);
-    auto it = allocations_.upper_bound(begin);
-    if (it == allocations_.begin()) return false;
-    --it;
-    const size_t offset = static_cast<size_t>(begin - it->first);
-    if (offset >= it->second.bytes) return false;
-    if (bytes > it->second.bytes - offset)
-      throw_error(ErrorCode::internal, call, ": ", bytes, " bytes at offset ", offset,
-                  " of an allocation of ", it->second.bytes);
-    return true;
-  }
-
   void* allocate(size_t bytes, bool pinned) {
     if (bytes == 0) return nullptr;
     make_current();
@@ -342,7 +303,7 @@ class EmulatedGpu final : public Gpu {
       throw_error(ErrorCode::internal, "out of host memory: asked for ", bytes, " bytes");
     std::memset(p, 0xff, bytes);
     ++emulator::allocation_count;
-    allocations_[static_cast<uint8_t*>(p)] = {bytes, pinned};
+    MemoryMap::get().add(p, {index_, bytes, pinned});
     if (!pinned) allocated_ += bytes;
     return p;
   }
@@ -351,26 +312,17 @@ class EmulatedGpu final : public Gpu {
     if (!p) return;
     const std::lock_guard lock(mutex_);
     if (capturing_thread_ == std::this_thread::get_id()) freed_in_capture_ = true;
-    for (Queue* queue : queues_) drain_quietly(*queue);
+    streams_.drain_device(index_);
     emulator::end_of_all_steps();
-    const auto it = allocations_.find(static_cast<uint8_t*>(p));
-    if (it == allocations_.end()) std::abort();  // not ours, or freed twice
-    if (!it->second.pinned) allocated_ -= it->second.bytes;
-    allocations_.erase(it);
+    const MemoryMap::Allocation allocation = MemoryMap::get().remove(p);
+    if (!allocation.pinned) allocated_ -= allocation.bytes;
     std::free(p);
   }
 
-  static void drain_quietly(Queue& queue) noexcept {
-    try {
-      queue.drain();
-    } catch (...) {  // free and destroy of a real device report nothing either
-    }
-  }
-
+  const int index_;
   const GpuInfo info_;
-  std::recursive_mutex mutex_;
-  std::set<Queue*> queues_;
-  std::map<const uint8_t*, Allocation> allocations_;
+  Streams& streams_;
+  std::recursive_mutex& mutex_;
   size_t allocated_ = 0;
   std::thread::id capturing_thread_;
   bool freed_in_capture_ = false;  // reported at the end of the capture
@@ -379,22 +331,22 @@ class EmulatedGpu final : public Gpu {
 }  // namespace
 
 int count_gpus() {
-  return 1;
+  return emulator::device_count;
 }
 
-GpuInfo read_info(int) {
+GpuInfo read_info(int index) {
   GpuInfo info;
   info.name = "emulated GPU";
   info.major = 9;
   info.multiprocessors = 4;
   info.shared_bytes = emulator::kMaxSharedBytes;
   info.l2_bytes = size_t{1} << 20;
-  info.total_bytes = emulator::device_bytes;
+  info.total_bytes = emulator::bytes_of(index);
   return info;
 }
 
-std::unique_ptr<Gpu> make_gpu(int) {
-  return std::make_unique<EmulatedGpu>();
+std::unique_ptr<Gpu> make_gpu(int index) {
+  return std::make_unique<EmulatedGpu>(index);
 }
 
 }  // namespace cuda_emulated

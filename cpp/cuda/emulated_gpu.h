@@ -6,8 +6,21 @@
 
 namespace turbomind::emulator {
 
-// Sets the device memory of GPUs that are opened later (default 1 GiB).
+// Sets the device memory of GPUs that are opened later (default 1 GiB), of all or of one.
 void set_device_bytes(size_t bytes);
+void set_device_bytes(int device, size_t bytes);
+
+// Sets the number of GPUs (default 4).
+void set_device_count(int count);
+
+// Sets whether GPUs can be given access to each other's memory (the default), and takes all access
+// back. Kernels that use memory without access fail.
+void set_peer_access(bool on);
+
+// Sets how long a host waits for a stream that waits for work that no other host thread submits
+// (default 10 s). Then the time of kernels that wait for another device runs out, and a wait for an
+// event throws.
+void set_wait_limit(double seconds);
 
 // Makes every capture of a graph fail after all work was submitted, as if memory were short, until
 // it is called with false.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "cuda/emulated_stream.h"
 
 namespace turbomind::emulator {
 
@@ -74,7 +75,11 @@ LaunchCounters Machine::run_blocks(const Launch& launch, BlockOrder& order,
     if (block.advance()) continue;
     if (!block.error().empty()) {
       const std::string error = block.error();
+      const bool retry = block.not_ready();
+      int64_t stored = 0;
+      for (const BlockRun* one : running) stored += one->bytes_stored();
       blocks_.clear();  // their other threads were abandoned in the middle
+      if (retry && stored == 0) throw NotReady();
       throw_error(ErrorCode::internal, launch.kernel, ": ", error);
     }
     ++done.blocks;

@@ -12,6 +12,24 @@ class StreamQueue {
   virtual ~StreamQueue() = default;
   // Queues `work`, which runs in the stream's order, or adds it to the graph that is captured.
   virtual void enqueue(std::function<void()> work) = 0;
+  virtual int device() const = 0;
+};
+
+// Thrown by a launch that waits for another device and has changed nothing yet: it stays the first
+// of its stream and is tried again.
+struct NotReady {};
+
+// While one lives, waits of kernels for other devices end as if they had lasted too long.
+class TimeRunsOut {
+ public:
+  TimeRunsOut() { now() = true; }
+  ~TimeRunsOut() { now() = false; }
+  TimeRunsOut(const TimeRunsOut&) = delete;
+  TimeRunsOut& operator=(const TimeRunsOut&) = delete;
+  static bool& now() {
+    static thread_local bool runs_out = false;
+    return runs_out;
+  }
 };
 
 // True once this thread has used an emulated GPU. Launches on a real one need Gpu::make_current

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "cuda/emulated/memory_map.h"
 #include "cuda/emulated_machine.h"
 #include "cuda/emulated_stream.h"
 #include "cuda/launch_counters.h"
@@ -17,6 +18,7 @@ namespace turbomind::emulator {
 
 Lane* current_lane = nullptr;
 DeviceMemory* device_memory = nullptr;
+bool owners_matter = false;
 
 namespace {
 
@@ -50,6 +52,9 @@ std::unordered_map<const StreamQueue*, Written>& written_by_stream() {
   return written;
 }
 Written* written = nullptr;
+
+// Of the kernel that runs: its GPU, and the last allocation that it has used.
+int running_device = -1;
 
 std::atomic<int> blocks_at_once{0};
 
@@ -117,6 +122,8 @@ void run(const Launch& launch) {
   written = &written_by_stream()[running_stream()];
   const int blocks = blocks_at_once;
   const SharedByBlocks memory(blocks > 0);
+  running_device = running_stream() ? running_stream()->device() : -1;
+  owners_matter = running_device >= 0 && MemoryMap::get().has_peers();
   count_launch(launch.kernel, machine.run(launch, seed, blocks > 0 ? blocks : 1));
 }
 
@@ -223,6 +230,33 @@ void note_store(const void* p) {
 
 void check_constant(const void* p) {
   if (written->has(p)) fail("load_constant of what a kernel of the same step wrote");
+}
+
+void check_owner(const char* what, const void* p, size_t bytes) {
+  const int owner = MemoryMap::get().forbidden_owner(running_device, p);
+  if (owner < 0) return;
+  fail(std::string(what) + " of " + std::to_string(bytes) + " bytes of GPU " +
+       std::to_string(owner) + ", to which GPU " + std::to_string(running_device) +
+       " has no access");
+}
+
+// Other devices act on memory itself, so no block's view of it counts.
+bool wait_for_count(const uint32_t* counter, uint32_t count, const uint32_t* stop) {
+  count_load(counter, sizeof *counter);
+  uint32_t seen = 0, stopped = 0;
+  std::memcpy(&seen, counter, sizeof seen);
+  if (static_cast<int32_t>(seen - count) >= 0) return true;
+  count_load(stop, sizeof *stop);
+  std::memcpy(&stopped, stop, sizeof stopped);
+  if (stopped != 0 || TimeRunsOut::now()) return false;
+  throw Failure{"waited for another device after it had stored", true};
+}
+
+void post_count(uint32_t* counter, uint32_t count) {
+  device_fence();
+  check_waited("post");
+  check_device_access("post", counter, sizeof *counter);
+  std::memcpy(counter, &count, sizeof count);
 }
 
 void fail_early(const char* what) {

@@ -14,6 +14,9 @@
 // thread that returns without it, a load_constant of what a kernel wrote since its stream's last
 // copy.
 //
+// A kernel that waits for another device (cuda/device_wait.h) is abandoned where it stands and run
+// again later, so it waits before it stores anything.
+//
 // With run_blocks_at_once() blocks run interleaved, and see each other's stores as late as CUDA
 // allows: kernels whose blocks work together are tested so.
 //
@@ -130,6 +133,12 @@ void load_shared_by_blocks(void* to, const void* p, size_t bytes);
 void store_shared_by_blocks(void* p, const void* from, size_t bytes);
 void note_store(const void* p);
 void check_constant(const void* p);
+void check_owner(const char* what, const void* p, size_t bytes);
+// Waits until *counter has reached `count`. Returns false where *stop is not 0 or time runs out.
+bool wait_for_count(const uint32_t* counter, uint32_t count, const uint32_t* stop);
+void post_count(uint32_t* counter, uint32_t count);
+// Whether the GPU of the running kernel may lack access to memory; see MemoryMap.
+extern bool owners_matter;
 
 inline void check_mask(unsigned mask) {
   if (mask != 0xffffffffu) fail("a warp-level operation has a mask that is not full");
@@ -141,6 +150,7 @@ inline bool is_shared(const void* p) {
 inline void check_device_access(const char* what, const void* p, size_t bytes) {
   if (p == nullptr || reinterpret_cast<uintptr_t>(p) % bytes != 0 || is_shared(p))
     fail_access(what, p, bytes);
+  if (owners_matter) check_owner(what, p, bytes);
 }
 inline void check_waited(const char* what) {
   if (!current_lane->waited) fail_early(what);

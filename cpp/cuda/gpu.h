@@ -50,6 +50,7 @@ class Gpu {
  public:
   virtual ~Gpu() = default;
   virtual GpuKind kind() const = 0;
+  virtual int index() const = 0;
   virtual const GpuInfo& info() const = 0;
   virtual void make_current() = 0;
   virtual size_t free_bytes() = 0;
@@ -57,6 +58,10 @@ class Gpu {
   // ends (cuda/kernel.h); the default is true where the device can and the environment does not
   // forbid it (cuda/gpu_switches.h). Returns the mode that applies; it is false in the emulator.
   virtual bool set_overlap(bool on) = 0;
+
+  // Lets kernels of this GPU use memory of another one of the same kind from then on. Returns false
+  // where they cannot. A GPU has access to itself, and every GPU to pinned memory.
+  virtual bool enable_access(const Gpu& other) = 0;
 
   // Allocates device memory, aligned to 256 bytes, of undefined contents (NaN in the emulator).
   // Zero bytes: null. The error of a lack of memory has the bytes asked for and those free. free()

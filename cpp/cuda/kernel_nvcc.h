@@ -104,6 +104,22 @@ TM_DEVICE T load_streaming(const T* p) {
   return value;
 }
 
+// For cuda/device_wait.h: accesses that order those of this thread for threads of other devices.
+TM_DEVICE void store_release_system(uint32_t* p, uint32_t value) {
+  asm volatile("fence.acq_rel.sys;\n\tst.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(value)
+               : "memory");
+}
+TM_DEVICE uint32_t load_acquire_system(const uint32_t* p) {
+  uint32_t value;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");
+  return value;
+}
+TM_DEVICE uint64_t nanoseconds() {
+  uint64_t now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  return now;
+}
+
 // Kernels copy rows of at least 64 bytes and then their neighbours, so the second-level cache may
 // fetch the whole line of 128 bytes.
 TM_DEVICE void copy_async16(void* shared, const void* global, bool valid) {

@@ -91,6 +91,7 @@ class CudaGpu final : public Gpu {
   }
 
   GpuKind kind() const override { return GpuKind::cuda; }
+  int index() const override { return device_; }
   const GpuInfo& info() const override { return info_; }
   void make_current() override {
     // The runtime keeps a device per thread, which others in this process may have changed.
@@ -117,6 +118,21 @@ class CudaGpu final : public Gpu {
     size_t free = 0, total = 0;
     TM_CHECK_CUDA(cudaMemGetInfo(&free, &total));
     return free;
+  }
+
+  bool enable_access(const Gpu& other) override {
+    if (other.index() == device_) return true;
+    make_current();
+    int can = 0;
+    TM_CHECK_CUDA(cudaDeviceCanAccessPeer(&can, device_, other.index()));
+    if (can == 0) return false;
+    const cudaError_t error = cudaDeviceEnablePeerAccess(other.index(), 0);
+    if (error == cudaErrorPeerAccessAlreadyEnabled) {
+      cudaGetLastError();  // by another engine of this process
+      return true;
+    }
+    check(error, "cudaDeviceEnablePeerAccess");
+    return true;
   }
 
   void* allocate(size_t bytes) override {

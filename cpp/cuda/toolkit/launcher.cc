@@ -39,11 +39,14 @@ void delay_launch(StreamHandle stream) {
               cudaGetErrorString(error));
 }
 
+// Setting a kernel up may load it, which may wait for the device. A device may wait for another one
+// (cuda/device_wait.h), whose kernels then have to be set up meanwhile: each device has a lock.
+//
 // All kernels use the same split between first-level cache and shared memory: a multiprocessor must
 // be empty to change it, so otherwise no kernel could start beside its predecessor.
-void set_up(const KernelLaunch& l, std::atomic<size_t>& ready) {
-  static std::mutex mutex;
-  const std::lock_guard<std::mutex> lock(mutex);
+void set_up(const KernelLaunch& l, int device, std::atomic<size_t>& ready) {
+  static std::mutex mutexes[kMaxDevices];
+  const std::lock_guard<std::mutex> lock(mutexes[device]);
   if (ready.load(std::memory_order_relaxed) > l.shared_bytes) return;
   cudaError_t error = cudaFuncSetAttribute(l.kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                            cudaSharedmemCarveoutMaxShared);
@@ -70,7 +73,7 @@ void launch_kernel(const KernelLaunch& l, KernelSetup& setup) {
                 ", made current by Gpu::make_current");
   if (target.overlap && launch_delay() > 0) delay_launch(l.stream);
   std::atomic<size_t>& ready = setup.ready[target.device];
-  if (ready.load(std::memory_order_relaxed) <= l.shared_bytes) set_up(l, ready);
+  if (ready.load(std::memory_order_relaxed) <= l.shared_bytes) set_up(l, target.device, ready);
 
   cudaLaunchAttribute overlap{};
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;

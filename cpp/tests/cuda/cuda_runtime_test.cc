@@ -125,6 +125,18 @@ void test_overlap_switched_off() {
   check(!fake::machine.launches.back().overlap, "launched without overlap");
 }
 
+// Access is given once, from the device that uses it, and a second engine finds it there.
+void test_access(Gpu& gpu) {
+  const auto other = cuda::make_gpu(0);
+  check(gpu.enable_access(gpu) && fake::machine.enabled.empty(), "a device has its own memory");
+  fake::machine.peers = false;
+  check(!gpu.enable_access(*other), "no access where devices have none");
+  fake::machine.peers = true;
+  in_a_thread([&] { check(gpu.enable_access(*other), "access"); });
+  check(gpu.enable_access(*other), "access that was there");
+  check(fake::machine.enabled == std::set<std::pair<int, int>>{{1, 0}}, "access of 1 to 0");
+}
+
 void test_errors(Gpu& gpu) {
   const std::string full = error_of([&] { gpu.allocate(800); });
   check(full == "out of device memory: asked for 800 bytes, 700 of 1000 are free", full);
@@ -164,6 +176,7 @@ void test_all() {
   test_launches(*gpu);
   test_delays(*gpu);
   test_overlap_switched_off();
+  test_access(*gpu);
   test_errors(*gpu);
   test_fork();
   for (const std::string& what : fake::machine.wrong) check(false, what);

@@ -36,7 +36,7 @@ void test_memory() {
                [&] { gpu->fill(s.handle(), a.data() + 3996, 0, 8); }));
   a = DeviceBuffer(*gpu, 16);
   CHECK(gpu->free_bytes() == 4080 && !DeviceBuffer(*gpu, 0));
-  CHECK(throws("device index: got 1", [] { open_gpu(GpuKind::emulated, 1); }));
+  CHECK(throws("device index: got 4", [] { open_gpu(GpuKind::emulated, 4); }));
   emulator::set_device_bytes(size_t{1} << 20);
 }
 

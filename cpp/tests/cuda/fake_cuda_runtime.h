@@ -11,6 +11,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace fake {
@@ -37,7 +38,9 @@ struct Machine {
   cudaError_t failing = cudaSuccess;  // what every call returns
   bool elsewhere_capturing = false;   // another library, in another thread, in global mode
   std::vector<Launch> launches;
-  int attributes = 0;  // attributes set on kernels
+  int attributes = 0;                     // attributes set on kernels
+  bool peers = true;                      // devices can access each other
+  std::set<std::pair<int, int>> enabled;  // device, and the one that it has access to
 };
 inline Machine machine;
 
@@ -120,6 +123,14 @@ cudaError_t cudaGetDevice(int* device) {
 cudaError_t cudaSetDevice(int device) {
   fake::thread().device = device;
   return fake::enter();
+}
+cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) {
+  *can = fake::machine.peers;
+  return fake::machine.failing;
+}
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
+  const bool again = !fake::machine.enabled.insert({fake::thread().device, peer}).second;
+  return again ? cudaErrorPeerAccessAlreadyEnabled : fake::enter();
 }
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
   std::swap(*mode, fake::thread().mode);
