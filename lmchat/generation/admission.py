@@ -280,7 +280,9 @@ class Admission:
             mine = own.slots + sum(ticket.slots for ticket in own.reserved) if own else 0
             if max((account.slots for account in shares), default=0) > mine + slots:
                 return True
-        other = self._displaced(owner) if live else None
+        if not live or (own is not None and own.next(live=True) is not None):
+            return False  # a live turn of its owner that waits longer is started first
+        other = self._displaced(owner)
         return other is not None and slots <= self._free + other.slots
 
     def _may_replace(self, owner: str) -> bool:

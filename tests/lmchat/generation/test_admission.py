@@ -88,8 +88,11 @@ class Reference:
         most = max(slots.values(), default=0)
         if not wants and (slots.total() < self.capacity or most > slots[owner] + 1):
             return False, None
-        if live and engine.admission._displaced(owner) is not None:  # it takes that one's slot
-            return False, None
+        ahead = any(t.owner == owner and t.live for t in waiting) or any(
+            t.owner == owner and t.live and t.priority == PAUSED for t in engine.inside
+        )
+        if live and not ahead and engine.admission._displaced(owner) is not None:
+            return False, None  # it takes that one's slot
         if len(waiting) < self.max_queue:
             return False, None
         places = inside + Counter(t.owner for t in waiting)
@@ -102,6 +105,17 @@ class Reference:
             for o in places
             if places[o] == above and any(t.owner == o for t in waiting)
         }  # fmt: skip
+
+
+def test_a_live_turn_behind_a_paused_one_of_its_owner_counts_towards_the_queue():
+    """The slot that it displaces another from goes to the paused turn."""
+    engine = Engine(4, max_queue=0)
+    for owner, live in (("b", True), ("b", True), ("a", False), ("a", False), ("c", False)):
+        engine.enter(owner, live)
+    assert [t.owner for t in engine.inside if t.priority == PAUSED] == ["b"]
+    with pytest.raises(Overloaded, match="max_queue=0"):
+        engine.enter("b", live=True)
+    assert engine.admission.waiting == 0
 
 
 @settings(max_examples=150, deadline=None)
