@@ -25,6 +25,7 @@ from typing import Any
 import checkpoints
 import command
 import driver_builds
+import hypothesis
 import pytest
 import stores
 
@@ -32,6 +33,12 @@ import lmchat
 import turbomind
 from turbomind import _C
 from turbomind.device import DETERMINISTIC_VARIABLE, DEVICE_VARIABLE, TP_VARIABLE
+
+# How long examples take to make and to run depends on what else the machine does.
+hypothesis.settings.register_profile(
+    "tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("tests")
 
 _HOME = pytest.StashKey["tempfile.TemporaryDirectory[str]"]()
 _MISSING = pytest.StashKey[str]()

@@ -525,6 +525,9 @@ def gpu_free_bytes(gpu: GpuOptions) -> int: ...
 def cublaslt_note(folders: Sequence[str]) -> str: ...  # path of the library, or why there is none
 
 # Tests: one op on plain arrays. It stays small; the engine's own paths are the real tests.
+# test_set_step_delay: lets every later step of this process begin so much later.
+def test_set_step_delay(microseconds: int) -> None: ...
+
 # test_unpack: the values that w [n, k] has once it is packed.
 def test_unpack(weight_format: str, w: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]: ...
 

@@ -4,6 +4,7 @@
 
 #include "bindings/bindings.h"
 #include "core/memory.h"
+#include "engine/step/step_delay.h"
 #include "ops/linear.h"
 #include "sampling/sampler.h"
 #include "tests/engine/scripted_model.h"
@@ -152,9 +153,18 @@ ModelRef test_scripted_model(int vocab, int max_context, int layers, int layer_u
   return ModelRef{std::make_unique<scripted::ScriptedModel>(options)};
 }
 
+void test_set_step_delay(int microseconds) {
+  if (microseconds < 0 || microseconds > 1000000) {
+    throw_error(ErrorCode::invalid_request, "microseconds: got ", microseconds,
+                ", expected 0 to 1000000");
+  }
+  set_step_delay(microseconds);
+}
+
 }  // namespace
 
 void bind_testing(py::module_& m) {
+  m.def("test_set_step_delay", &test_set_step_delay, py::arg("microseconds"));
   m.def("test_scripted_model", &test_scripted_model, py::arg("vocab"), py::arg("max_context"),
         py::arg("layers"), py::arg("layer_us"));
   m.def("test_unpack", &test_unpack, py::arg("weight_format"), py::arg("w"));

@@ -538,8 +538,9 @@ try:
     engine.generate([3, 4, 5], **LONG)
     print("finished")
 except KeyboardInterrupt:
-    print("interrupted", engine.stats().slots, len(engine.generate([3], max_new_tokens=2,
-          ignore_eos=True).token_ids))
+    while engine.stats().slots:  # the cancelled request leaves with the engine's next turn
+        time.sleep(0.001)
+    print("interrupted", len(engine.generate([3], max_new_tokens=2, ignore_eos=True).token_ids))
 """
 
 
@@ -557,7 +558,7 @@ def test_ctrl_c_ends_a_blocking_call_and_the_engine_continues(tmp_path: Path) ->
     assert process.stdout.readline() == "['cancelled'] ready\n"
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)
-    assert out == "interrupted 0 2\n"
+    assert out == "interrupted 2\n"
 
 
 def test_a_closed_engine_leaves_no_thread(config: Path) -> None:
@@ -571,5 +572,6 @@ def test_a_closed_engine_leaves_no_thread(config: Path) -> None:
         engine.close()
         del engine
         gc.collect()
-    assert len(os.listdir("/proc/self/task")) <= before
+    while len(os.listdir("/proc/self/task")) > before:  # a joined thread is listed a little longer
+        time.sleep(0.001)
     assert threading.active_count() >= 1

@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "cuda/gpu_context.h"
+#include "engine/step/step_delay.h"
 
 namespace turbomind {
 
@@ -67,6 +68,7 @@ void StepRunner::submit(StepPlan& plan) {
   step.begin(before != nullptr);
   std::swap(step.plan, plan);
   ++in_flight_;
+  delay_step();
   try {
     build(step, before);
     step.abandoned =

@@ -3,6 +3,7 @@
 import contextlib
 
 import pytest
+from pace import slow_steps
 
 import lmchat
 
@@ -12,9 +13,8 @@ LONG = {"temperature": 0.0, "max_new_tokens": 400, "ignore_eos": True}
 
 @pytest.fixture
 def engine():
-    with lmchat.ChatEngine(
-        "memo", store="memory", max_batch_size=2, max_queue=2, threads=1
-    ) as engine:
+    options = {"max_batch_size": 2, "max_queue": 2, "threads": 1}
+    with lmchat.ChatEngine("memo", store="memory", **options) as engine, slow_steps():
         yield engine
 
 
