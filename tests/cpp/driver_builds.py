@@ -32,6 +32,7 @@ WITH_THREADS = [
     "disk_tier_test",
     "disk_tier_trouble_test",
     "direct_reader_test",
+    "emulated_devices_test",
     "page_mover_test",
     "rank_exchange_test",
     "thread_pool_test",
