@@ -331,8 +331,15 @@ class Stream:
             pass
 
     def result(self) -> Generation:
-        """Waits for the end and returns the sum of the events; raises a failed request's error."""
-        return collect(self, self.seed)
+        """Waits for the end and returns the sum of the events; raises a failed request's error.
+
+        Ctrl-C cancels the request.
+        """
+        try:
+            return collect(self, self.seed)
+        except KeyboardInterrupt:  # it may come between two events too
+            self.cancel()
+            raise
 
     async def aresult(self) -> Generation:
         """Returns the same as `result()`, for asyncio."""

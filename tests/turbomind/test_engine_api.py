@@ -528,8 +528,7 @@ def watch():
 try:
     stream = engine.stream([3, 4, 5], **LONG)
     threading.Thread(target=watch).start()
-    for event in stream:
-        pass
+    stream.result()
     print("finished")
 except KeyboardInterrupt:
     print([event.finish_reason for event in stream if event.terminal], end=" ", flush=True)
