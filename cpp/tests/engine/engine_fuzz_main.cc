@@ -18,6 +18,7 @@
 #include "tests/engine/engine_window_checks.h"
 #include "tests/engine/fuzz_client.h"
 #include "tests/engine/fuzz_mix.h"
+#include "tests/engine/wrapped_allocations.h"
 
 namespace turbomind::fuzz {
 namespace {
