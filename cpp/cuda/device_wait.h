@@ -1,8 +1,8 @@
 // Waits of a kernel for kernels of other devices, which raise counters in memory that all of them
 // read.
 //
-// A device that waits holds its multiprocessors, so each device is waited for by kernels that are
-// at work already: ranks that share a device never wait so (model/parallel/gpu_exchange.h).
+// A kernel that waits holds multiprocessors of its device, so what it waits for must be able to run
+// meanwhile: kernels of one device never wait for each other so.
 #pragma once
 
 #include "cuda/kernel.h"

@@ -53,7 +53,7 @@ std::unordered_map<const StreamQueue*, Written>& written_by_stream() {
 }
 Written* written = nullptr;
 
-// Of the kernel that runs: its GPU, and the last allocation that it has used.
+// The GPU of the kernel that runs.
 int running_device = -1;
 
 std::atomic<int> blocks_at_once{0};

@@ -23,11 +23,6 @@ TM_KERNEL(32, 1) void copy_floats(const Arrays p) {
   if (i < p.n) store(p.y + i, load(p.x + i));
 }
 
-TM_KERNEL(64, 1) void fail(const Arrays) {
-  wait_for_previous();
-  if (threadIdx.x < 16) __syncthreads();
-}
-
 // Adds a value of two devices to each one's sum, again and again.
 struct Round {
   uint32_t* own;          // rounds of this device

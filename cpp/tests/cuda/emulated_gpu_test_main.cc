@@ -19,12 +19,6 @@ TM_KERNEL(32, 1) void add_to(const Arrays p) {
   if (i < p.n) store(p.y + i, load(p.y + i) + load(p.x + i));
 }
 
-// Half a warp waits for the others, which return.
-TM_KERNEL(64, 1) void fail(const Arrays) {
-  wait_for_previous();
-  if (threadIdx.x < 16) __syncthreads();
-}
-
 void test_memory() {
   emulator::set_device_bytes(4096);
   const auto gpu = open_gpu(GpuKind::emulated, 0);

@@ -30,4 +30,10 @@ struct Arrays {
   int mode;
 };
 
+// Fails: half a warp waits for the others, which return.
+TM_KERNEL(64, 1) void fail(const Arrays) {
+  wait_for_previous();
+  if (threadIdx.x < 16) __syncthreads();
+}
+
 }  // namespace turbomind::cuda_emulated
