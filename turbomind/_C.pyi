@@ -183,7 +183,7 @@ class DecoderBuilder:
         config: ModelConfig,
         isa: str,
         threads: int,
-        gpu: GpuOptions | None = None,
+        gpus: Sequence[GpuOptions] = (),
         tile_order: TileOrder | None = None,
         ranks: int = 1,
     ) -> None: ...
@@ -204,7 +204,7 @@ def plan_memory(
 
 
 class GpuOptions:
-    """The GPU of a model, and the mode of its kernels."""
+    """The GPU of a rank of a model, and the mode of its kernels."""
 
     def __init__(
         self, kind: str, index: int, deterministic: bool, library_folders: list[str]
@@ -520,7 +520,9 @@ class GpuDevice:
 def gpu_devices() -> list[GpuDevice]: ...
 def cuda_status() -> str: ...  # "1 CUDA device", "no CUDA device: ..."
 def gpu_fault(index: int) -> str: ...  # why its kernels do not run; "" if they run
-def model_fault(config: ModelConfig, gpu: GpuOptions) -> str: ...  # what the GPU lacks; "" if nothing
+def model_fault(
+    config: ModelConfig, gpus: Sequence[GpuOptions]
+) -> str: ...  # why it does not run with a rank on each; "" if it does
 def gpu_free_bytes(gpu: GpuOptions) -> int: ...
 def cublaslt_note(folders: Sequence[str]) -> str: ...  # path of the library, or why there is none
 

@@ -135,7 +135,7 @@ def model_fault(info: ModelInfo, gpu: _C.GpuOptions) -> str:
     """Returns why a GPU cannot run a model, from its configs; an empty text if nothing is known.
 
     The check compares the weights with the GPU's whole memory; loading checks the free memory."""
-    fault = _C.model_fault(info.to_core(), gpu)
+    fault = _C.model_fault(info.to_core(), [gpu])
     if fault:
         return fault
     devices = (d for d in _C.gpu_devices() if (d.kind, d.index) == (gpu.kind, gpu.index))

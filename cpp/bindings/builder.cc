@@ -17,8 +17,9 @@ struct BuilderRef {
   DecoderBuilder builder;
   bool finished = false;
 
-  BuilderRef(const ModelConfig& config, Isa isa, int threads, const GpuOptions* gpu, int ranks)
-      : builder(config, isa, threads, gpu, ranks) {}
+  BuilderRef(const ModelConfig& config, Isa isa, int threads, const std::vector<GpuOptions>& gpus,
+             int ranks)
+      : builder(config, isa, threads, gpus, ranks) {}
 
   template <typename F>
   auto call(F&& f) {
@@ -156,14 +157,14 @@ std::unique_ptr<ModelRef> finish(BuilderRef& self, bool check_finite) {
 }
 
 std::unique_ptr<BuilderRef> make_builder(const ModelConfig& config, const std::string& isa,
-                                         int threads, const std::optional<GpuOptions>& gpu,
+                                         int threads, const std::vector<GpuOptions>& gpus,
                                          const std::optional<TileOrder>& order, int ranks) {
   if (threads < 1 || threads > 1024) {
     throw_error(ErrorCode::invalid_request, "threads: got ", threads, ", expected 1 to 1024");
   }
   const Isa resolved = resolve_isa(isa);
-  return without_gil([copy = config, resolved, threads, gpu, order, ranks] {
-    auto made = std::make_unique<BuilderRef>(copy, resolved, threads, gpu ? &*gpu : nullptr, ranks);
+  return without_gil([copy = config, resolved, threads, gpus, order, ranks] {
+    auto made = std::make_unique<BuilderRef>(copy, resolved, threads, gpus, ranks);
     if (order) made->builder.set_tile_order(*order);
     return made;
   });
@@ -210,7 +211,8 @@ void bind_builder(py::module_& m) {
                              [](const ModelRef& r) { return r.get().memory().weights(); })
       .def_property_readonly("groups", [](const ModelRef& r) { return r.get().groups(); });
 
-  py::class_<GpuOptions>(m, "GpuOptions", "The GPU of a model, and the mode of its kernels.")
+  py::class_<GpuOptions>(m, "GpuOptions",
+                         "The GPU of a rank of a model, and the mode of its kernels.")
       .def(py::init([](const std::string& kind, int index, bool deterministic,
                        std::vector<std::string> library_folders) {
              if (kind != "cuda" && kind != "emulated")
@@ -249,7 +251,8 @@ void bind_builder(py::module_& m) {
       "Packs weights. Segments are (buffer or SourceFile, dtype name, first row, rows, columns) of "
       "row-major tensors, or CodeRows.")
       .def(py::init(&make_builder), py::arg("config"), py::arg("isa"), py::arg("threads"),
-           py::arg("gpu") = py::none(), py::arg("tile_order") = py::none(), py::arg("ranks") = 1)
+           py::arg("gpus") = std::vector<GpuOptions>(), py::arg("tile_order") = py::none(),
+           py::arg("ranks") = 1)
       .def_property_readonly("slots", [](const BuilderRef& r) { return r.builder.slots(); })
       .def("set", &set_slot, py::arg("slot"), py::arg("segments"),
            "Fills a slot from row segments; the buffers are read during the call only. ModelError "

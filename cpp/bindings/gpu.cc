@@ -4,6 +4,7 @@
 #include "bindings/bindings.h"
 #include "cuda/gpu_context.h"
 #include "model/device/device_limits.h"
+#include "model/parallel/cut.h"
 
 namespace turbomind::bindings {
 namespace {
@@ -38,10 +39,13 @@ std::string gpu_fault(int index) {
   return "";
 }
 
-// Returns what a GPU lacks for a model, by the model's config; empty: nothing.
-std::string model_fault(const ModelConfig& config, const GpuOptions& gpu) {
+// Returns why a model does not run with a rank on each of the GPUs, by its config; empty: nothing.
+std::string model_fault(const ModelConfig& config, const std::vector<GpuOptions>& gpus) {
+  const int ranks = static_cast<int>(gpus.size());
   try {
-    check_device_limits(config, gpu_info(gpu.kind, gpu.index));
+    check_ranks(config, ranks);
+    for (int r = 0; r < ranks; ++r)
+      check_device_limits(config_of(config, {r, ranks}), gpu_info(gpus[r].kind, gpus[r].index));
   } catch (const std::exception& error) {
     return error.what();
   }
@@ -75,8 +79,8 @@ void bind_gpu(py::module_& m) {
   m.def("gpu_devices", [] { return without_gil(gpu_devices); });
   m.def("cuda_status", [] { return without_gil(cuda_status); });
   m.def("gpu_fault", [](int index) { return without_gil([&] { return gpu_fault(index); }); });
-  m.def("model_fault", [](const ModelConfig& config, const GpuOptions& gpu) {
-    return without_gil([copy = config, gpu] { return model_fault(copy, gpu); });
+  m.def("model_fault", [](const ModelConfig& config, const std::vector<GpuOptions>& gpus) {
+    return without_gil([copy = config, gpus] { return model_fault(copy, gpus); });
   });
   m.def("gpu_free_bytes",
         [](const GpuOptions& gpu) { return without_gil([gpu] { return gpu_free_bytes(gpu); }); });

@@ -8,14 +8,13 @@
 
 #include "core/isa.h"
 #include "core/tile_order.h"
+#include "cuda/gpu_context.h"
 #include "linear/weight_format.h"
 #include "model/config.h"
 #include "model/model.h"
 #include "ops/attention.h"
 
 namespace turbomind {
-
-struct GpuOptions;
 
 // Slots (i = layer): embed, head, final_norm, layers.i.attn_norm, .qkv, .qkv_bias, .q_norm,
 // .k_norm, .o, .o_bias, .attn_post_norm, .mlp_norm, .gate_up, .gate_up_bias, .down, .down_bias,
@@ -39,13 +38,14 @@ std::vector<SlotSpec> weight_slots(const ModelConfig& config, WeightPlace place)
 
 class DecoderBuilder {
  public:
-  // Validates the config and allocates the weights' memory (untouched until filled). With `gpu`
-  // (may be null) the model lives and computes there, and `isa` is what the host helps with. With
-  // several ranks (tensor parallelism, on the CPU) slots are those of the whole model; `threads`
-  // are divided, and each rank has one at least. Throws Error(invalid_request) for a model that
-  // cannot be cut over so many.
-  DecoderBuilder(const ModelConfig& config, Isa isa, int threads, const GpuOptions* gpu = nullptr,
-                 int ranks = 1);
+  // Validates the config and allocates the weights' memory (untouched until filled). `gpus` is
+  // empty for the CPU, else it has the GPU where each rank lives and computes, and `isa` is what
+  // the host helps with. With several ranks (tensor parallelism, on the CPU) slots are those of the
+  // whole model; `threads` are divided, and each rank has one at least. Throws
+  // Error(invalid_request) for another number of GPUs than of ranks, for more than one GPU, and for
+  // a model that cannot be cut over so many.
+  DecoderBuilder(const ModelConfig& config, Isa isa, int threads,
+                 const std::vector<GpuOptions>& gpus = {}, int ranks = 1);
   ~DecoderBuilder();
   // The order of the model's AMX products; the default suits a first-level cache of 48 KiB.
   void set_tile_order(const TileOrder& order);

@@ -115,7 +115,12 @@ bool ends_with(const std::string& s, const char* suffix) {
 }  // namespace
 
 struct DecoderBuilder::Impl {
-  Impl(const ModelConfig& c, Isa isa, int threads, const GpuOptions* gpu, int ranks) : config(c) {
+  Impl(const ModelConfig& c, Isa isa, int threads, const std::vector<GpuOptions>& gpus, int ranks)
+      : config(c) {
+    const GpuOptions* const gpu = gpus.empty() ? nullptr : &gpus[0];
+    if (gpu && ranks != static_cast<int>(gpus.size()))
+      throw_error(ErrorCode::invalid_request, "tp is ", ranks, ", expected ", gpus.size(),
+                  ", the number of GPUs");
     if (ranks != 1 && gpu)
       throw_error(ErrorCode::invalid_request, "tp is ", ranks, ", expected 1 on a GPU");
     check_ranks(config, ranks);
@@ -299,8 +304,8 @@ struct DecoderBuilder::Impl {
 };
 
 DecoderBuilder::DecoderBuilder(const ModelConfig& config, Isa isa, int threads,
-                               const GpuOptions* gpu, int ranks)
-    : impl_(std::make_unique<Impl>(config, isa, threads, gpu, ranks)) {}
+                               const std::vector<GpuOptions>& gpus, int ranks)
+    : impl_(std::make_unique<Impl>(config, isa, threads, gpus, ranks)) {}
 DecoderBuilder::~DecoderBuilder() = default;
 
 void DecoderBuilder::set_tile_order(const TileOrder& order) {

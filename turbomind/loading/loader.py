@@ -375,9 +375,10 @@ def load(
             meanwhile.
     """
     _check_choice("load_format", load_format, LOAD_FORMATS)
+    gpus = [gpu] if gpu else []
     if load_format == "dummy":
         core = info.to_core(fingerprint(info, f"dummy {seed}"))
-        builder = _C.DecoderBuilder(core, isa, threads, gpu, tile_order(isa), info.tp)
+        builder = _C.DecoderBuilder(core, isa, threads, gpus, tile_order(isa), info.tp)
         builder.fill_dummy(seed)
         return builder.finish(False)
     sources = open_sources(info.path, info.family, info.description, info.gguf, info.quantization)
@@ -388,7 +389,7 @@ def load(
     else:
         weights = full_digest([(file.path, file.stat) for file in checkpoint.files], digests)
     core = info.to_core(fingerprint(info, weights))
-    builder = _C.DecoderBuilder(core, isa, threads, gpu, tile_order(isa), info.tp)
+    builder = _C.DecoderBuilder(core, isa, threads, gpus, tile_order(isa), info.tp)
     sources.pack(builder)
     return builder.finish(True)
 

@@ -63,7 +63,7 @@ inline ModelConfig tiny_config(DType kv_dtype) {
 }
 
 inline std::unique_ptr<Model> tiny_decoder(DType kv_dtype, int threads, int ranks = 1) {
-  DecoderBuilder builder(tiny_config(kv_dtype), resolve_isa("auto"), threads, nullptr, ranks);
+  DecoderBuilder builder(tiny_config(kv_dtype), resolve_isa("auto"), threads, {}, ranks);
   builder.fill_dummy(5);
   return builder.finish(true);
 }

@@ -92,7 +92,7 @@ std::vector<Variant> variants() {
 }
 
 std::unique_ptr<Model> build(const ModelConfig& config, int ranks, int threads = 2) {
-  DecoderBuilder builder(config, resolve_isa("auto"), threads, nullptr, ranks);
+  DecoderBuilder builder(config, resolve_isa("auto"), threads, {}, ranks);
   builder.fill_dummy(3);
   return builder.finish(true);
 }

@@ -52,7 +52,8 @@ inline std::unique_ptr<Model> make_model(const ModelConfig& config, bool on_gpu 
   gpu.kind = kind();
   gpu.deterministic = deterministic;
   gpu.library_folders = library_folders;
-  DecoderBuilder builder(config, Isa::portable, 1, on_gpu ? &gpu : nullptr);
+  DecoderBuilder builder(config, Isa::portable, 1,
+                         on_gpu ? std::vector{gpu} : std::vector<GpuOptions>{});
   builder.fill_dummy(1);
   return builder.finish(true);
 }

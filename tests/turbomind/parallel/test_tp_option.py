@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from checkpoints import TINY
 
-from turbomind import Engine, InvalidRequest
+from turbomind import _C, Engine, InvalidRequest, describe
 from turbomind.device import DEVICE_VARIABLE, TP_VARIABLE
 
 pytestmark = pytest.mark.cpu_only("a GPU has one rank")
@@ -70,6 +70,37 @@ def test_a_gpu_has_one_rank(config: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv(DEVICE_VARIABLE, "")  # auto: several ranks are on the CPU
     with Engine(config, tp=2, load_format="dummy", cache_memory="8MiB") as engine:
         assert (engine.device, engine.device_note) == ("cpu", None)
+
+
+def emulated(*indices: int) -> list[_C.GpuOptions]:
+    return [_C.GpuOptions("emulated", index, False, []) for index in indices]
+
+
+def test_the_core_takes_a_gpu_for_each_rank(config: Path) -> None:
+    core = describe(config, weights=False, gpu=True).to_core()
+    _C.DecoderBuilder(core, "auto", 1, emulated(1))
+    for gpus, ranks, expected in (
+        ((0,), 2, "tp is 2, expected 1, the number of GPUs"),
+        ((0, 1), 1, "tp is 1, expected 2, the number of GPUs"),
+        ((0, 1), 2, "tp is 2, expected 1 on a GPU"),
+        ((9,), 1, "device index: got 9, expected 0 to 3"),
+    ):
+        with pytest.raises(InvalidRequest) as refusal:
+            _C.DecoderBuilder(core, "auto", 1, emulated(*gpus), None, ranks)
+        assert str(refusal.value) == expected
+
+
+def test_a_fault_of_a_model_is_that_of_its_ranks(config: Path) -> None:
+    def fault(*indices: int, **changes: int) -> str:
+        config.write_text(json.dumps(json.loads(config.read_text()) | changes))
+        core = describe(config, weights=False, gpu=True).to_core()
+        return _C.model_fault(core, emulated(*indices))
+
+    assert fault(0) == fault(0, 1) == fault(3, 3, 3, 3) == ""
+    assert fault(0, 1, 2) == ("tp is 3, but layer 0 has 4 heads; expected 1, 2 or 4 for this model")
+    assert fault(0, 4) == "device index: got 4, expected 0 to 3"
+    expected = "layers[0].k_dim is 20, expected a multiple of 8 up to 256 on a GPU"
+    assert fault(0, head_dim=20) == fault(0, 1) == expected
 
 
 def test_memory_counts_all_ranks(config: Path, open_engine: Open) -> None:
