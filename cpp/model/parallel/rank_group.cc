@@ -6,42 +6,13 @@
 #include <utility>
 
 #include "model/parallel/cut.h"
+#include "model/parallel/group_pages.h"
 
 namespace turbomind {
 
 namespace {
 
 using Ranks = std::vector<std::unique_ptr<Model>>;
-
-// Pages of all ranks under the same ids. A payload is that of the whole model, in which each rank
-// reads and writes its heads.
-class GroupPages final : public PageIo {
- public:
-  explicit GroupPages(const Ranks& ranks) {
-    for (const auto& rank : ranks) ranks_.push_back(&rank->pages());
-  }
-  void allocate_pages(const std::vector<int64_t>& pages) override {
-    for (PageIo* rank : ranks_) rank->allocate_pages(pages);
-  }
-  void prepare_pages(int64_t pages) override {
-    for (PageIo* rank : ranks_) rank->prepare_pages(pages);
-  }
-  void copy_page(int group, int32_t src, int32_t dst) override {
-    for (PageIo* rank : ranks_) rank->copy_page(group, src, dst);
-  }
-  size_t stored_page_bytes(int group, int count) const override {
-    return ranks_[0]->stored_page_bytes(group, count);
-  }
-  void read_page(int group, int32_t page, int count, uint8_t* out) const override {
-    for (const PageIo* rank : ranks_) rank->read_page(group, page, count, out);
-  }
-  void write_page(int group, int32_t page, int count, const uint8_t* in, int stored) override {
-    for (PageIo* rank : ranks_) rank->write_page(group, page, count, in, stored);
-  }
-
- private:
-  std::vector<PageIo*> ranks_;
-};
 
 class RankGroup final : public Model {
  public:
