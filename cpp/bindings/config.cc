@@ -167,11 +167,11 @@ void bind_config(py::module_& m) {
       "prompt tokens.");
   m.def(
       "plan_cache",
-      [](const ModelConfig& config, int ranks) {
-        check_ranks(config, ranks);
+      [](const ModelConfig& config, int ranks, bool gpu) {
+        check_ranks(config, gpu ? WeightPlace::gpu : WeightPlace::host, ranks);
         return plan_groups(config, ranks);
       },
-      py::arg("config"), py::arg("ranks") = 1,
+      py::arg("config"), py::arg("ranks") = 1, py::arg("gpu") = false,
       "Returns the cache groups of a model with the pages of all ranks. Raises ModelError for a "
       "config out of range, InvalidRequest for one that cannot be cut over so many ranks.");
 }

@@ -43,7 +43,7 @@ std::string gpu_fault(int index) {
 std::string model_fault(const ModelConfig& config, const std::vector<GpuOptions>& gpus) {
   const int ranks = static_cast<int>(gpus.size());
   try {
-    check_ranks(config, ranks);
+    check_ranks(config, WeightPlace::gpu, ranks);
     for (int r = 0; r < ranks; ++r)
       check_device_limits(config_of(config, {r, ranks}), gpu_info(gpus[r].kind, gpus[r].index));
   } catch (const std::exception& error) {

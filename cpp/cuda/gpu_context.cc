@@ -25,10 +25,10 @@ struct PinnedBlock {
 
 }  // namespace
 
-GpuContext::GpuContext(const GpuOptions& options)
+GpuContext::GpuContext(const GpuOptions& options, const GpuContext* same)
     : switches_(read_gpu_switches()),
-      gpu_(open_gpu(options.kind, options.index)),
-      stream_(*gpu_),
+      gpu_(same ? same->gpu_ : open_gpu(options.kind, options.index)),
+      stream_(same ? same->stream_ : std::make_shared<GpuStream>(*gpu_)),
       deterministic_(options.deterministic) {
   if (options.deterministic || options.kind == GpuKind::emulated) {
     library_note_ = "our own kernels" + off_text(switches_);
@@ -66,7 +66,7 @@ HostMemory GpuContext::host_memory() const {
 
 void GpuContext::grow(DeviceBuffer& buffer, size_t bytes) {
   if (bytes <= buffer.size()) return;
-  stream_.synchronize();
+  stream_->synchronize();
   buffer = DeviceBuffer();  // the old one goes first
   buffer = DeviceBuffer(*gpu_, bytes);
   moved();

@@ -35,12 +35,14 @@ class GpuState {
 // Used by the thread that runs the model's steps.
 class GpuContext {
  public:
-  explicit GpuContext(const GpuOptions& options);
+  // With `same`, of the same GPU, the two share the GPU and the stream, and may be used by a thread
+  // each.
+  explicit GpuContext(const GpuOptions& options, const GpuContext* same = nullptr);
 
   Gpu& gpu() const { return *gpu_; }
   GpuKind kind() const { return gpu_->kind(); }
-  const GpuStream& stream() const { return stream_; }
-  StreamHandle handle() const { return stream_.handle(); }
+  const GpuStream& stream() const { return *stream_; }
+  StreamHandle handle() const { return stream_->handle(); }
   bool deterministic() const { return deterministic_; }
   const GpuSwitches& switches() const { return switches_; }  // as they were when this was made
   CublasLt* library() const { return library_.get(); }       // null: not used
@@ -83,7 +85,7 @@ class GpuContext {
 
   const GpuSwitches switches_;
   std::shared_ptr<Gpu> gpu_;
-  GpuStream stream_;
+  std::shared_ptr<GpuStream> stream_;
   const bool deterministic_;
   DeviceBuffer library_workspace_;
   std::unique_ptr<CublasLt> library_;

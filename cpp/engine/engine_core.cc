@@ -16,7 +16,8 @@ namespace {
 
 constexpr int64_t kRecordSteps = 256;  // steps between two records of the measured speeds
 
-// GPU memory in bytes reserved for CUDA graphs, cuBLASLt workspaces and lazily loaded kernels.
+// Memory in bytes of each GPU, reserved for CUDA graphs, cuBLASLt workspaces and lazily loaded
+// kernels.
 constexpr int64_t kGpuReserve = 256 << 20;
 
 int64_t page_bytes(const Model& model) {
@@ -59,6 +60,7 @@ void reserve_steps(const EngineOptions& options, Model& model) {
 std::vector<int64_t> pool_pages(const EngineOptions& options, Model& model) {
   reserve_steps(options, model);
   const int64_t each = page_bytes(model), free = model.free_bytes();
+  const auto ranks = static_cast<int64_t>(model.memory().ranks.size());
   const bool shares = options.cache_share > 0;
   PoolDemand demand;
   demand.pages = options.cache_pages;
@@ -68,7 +70,7 @@ std::vector<int64_t> pool_pages(const EngineOptions& options, Model& model) {
   if (shares) {
     demand.bytes = static_cast<int64_t>(options.cache_share * static_cast<double>(free));
     if (model.context().gpu)
-      demand.bytes = std::min(demand.bytes, std::max<int64_t>(free - kGpuReserve, 0));
+      demand.bytes = std::min(demand.bytes, std::max<int64_t>(free - kGpuReserve * ranks, 0));
   }
   if (options.cache_pages == 0 && (each <= 0 || demand.bytes < each))
     throw_error(
@@ -126,11 +128,11 @@ OpTable op_table(const OpStats& stats) {
   return table;
 }
 
-void add_ops(const std::vector<Profiler*>& profilers, Stats& s) {
+void add_ops(const std::vector<Context*>& contexts, Stats& s) {
   std::vector<OpStats> ranks;
-  for (size_t r = 0; r < profilers.size(); ++r) {
-    profilers[r]->collect();
-    ranks.push_back(profilers[r]->stats);
+  for (size_t r = 0; r < contexts.size(); ++r) {
+    contexts[r]->profiler.collect();
+    ranks.push_back(contexts[r]->profiler.stats);
     s.ranks[r].ops = op_table(ranks[r]);
   }
   s.ops = op_table(join_stats(ranks));
@@ -534,14 +536,14 @@ Stats EngineCore::stats() {
     s.failed_loads = tiers_->failed_loads();
     s.failed_saves = tiers_->failed_saves();
   }
-  add_ops(model_.profilers(), s);
+  add_ops(model_.contexts(), s);
   return s;
 }
 
 void EngineCore::set_profiling(bool on) {
-  for (Profiler* profiler : model_.profilers()) {
-    if (on) profiler->reset();
-    profiler->enabled = on;
+  for (Context* context : model_.contexts()) {
+    if (on) context->profiler.reset();
+    context->profiler.enabled = on;
   }
 }
 

@@ -7,9 +7,9 @@
 #include "model/mixers/experts_mixer.h"
 #include "model/mixers/mlp_mixer.h"
 #include "model/mixers/per_layer_mixer.h"
+#include "model/parallel/rank_sums.h"
 #include "model/step_device.h"
 #include "model/workspace.h"
-#include "ops/embedding.h"
 #include "ops/linear.h"
 #include "ops/norm.h"
 #include "ops/rows.h"
@@ -32,10 +32,10 @@ class Decoder final : public Model {
         resources_(std::move(resources)),
         ctx_(resources_->context),
         weights_(std::move(weights)),
-        sums_(link),
-        device_(make_step_device(ctx_, config_)),
+        sums_(make_rank_sums(ctx_, link)),
+        device_(make_step_device(ctx_, config_, link)),
         pages_(device_->pages()),
-        shared_{ctx_, config_, device_->cache(), pages_, sums_},
+        shared_{ctx_, config_, device_->cache(), pages_, *sums_},
         memory_{weights_.shared_bytes, {{weights_.bytes, page_bytes(device_->cache())}}},
         numerics_fingerprint_(device_->numerics_fingerprint()),
         forward_([this](const StepInputs& in, const Mat& logits, const StepCancel* cancel) {
@@ -136,61 +136,79 @@ class Decoder final : public Model {
 
   // Returns false when `cancel` was requested between two layers.
   bool layers(const StepInputs& in, const Mat& logits, const StepCancel* cancel) {
-    sums_.begin(cancel);
+    sums_->begin(in, cancel);
     Mat x = x_.view(ctx_, in.tokens, config_.hidden, DType::f32);
-    embedding(ctx_, weights_.embed, in.token_ids, config_.embed_scale, x);
+    shared_.embed(weights_.embed, weights_.embed_begin, in.token_ids, config_.embed_scale, x);
     if (per_layer_)
-      per_layer_->compute(in, normed(nullptr, x, shared_.x_dtype(weights_.per_layer.projection)));
+      per_layer_->compute(in, normed({nullptr, shared_.x_dtype(weights_.per_layer.projection)}, x));
+    Mat h = normed(input_of(0), x);
     const StepInputs* step = &in;  // of the rows of x
     const size_t last_of_all = in.sampled ? last_kv_ : last_attention_;
     for (size_t i = 0; i < blocks_.size(); ++i) {
       const Block& block = blocks_[i];
-      if (block.attends && sums_.cancelled()) return false;
+      if (block.attends && sums_->cancelled()) return false;
       // Without sampled rows only the KV is needed, else every token up to the last KV, or up to
       // the last attention where the device has no arrays of the sampled tokens alone.
       const bool kv_only = i == last_kv_ && in.samples == 0;
-      const Mat h = normed(block.norm, x, block.mixer->input_dtype());
       Mat mixed = block.mixer->run(*step, x, h, kv_only);
-      if (kv_only) return true;
+      if (kv_only) {
+        sums_->end();
+        return true;
+      }
       if (i == last_of_all && !in.all_sampled) {
         x = gather(x, in, x_sampled_);
         mixed = gather(mixed, in, mixed_sampled_);
         if (per_layer_) per_layer_->keep_sampled(in);
         if (in.sampled) step = in.sampled;
       }
-      add(block, mixed, x);
+      h = add(block, mixed, x, input_of(i + 1));
     }
-    head(x, logits);
+    head(h, logits);
     return true;
   }
 
-  Mat normed(const float* weight, const Mat& x, DType dtype) {
-    const Mat h = h_.view(ctx_, x.rows, config_.hidden, dtype);
-    rms_norm(ctx_, shared_.norm(weight), x, h);
+  // What a block makes of x before its mixer; behind the last block, what the head does.
+  struct Input {
+    const float* norm;  // null: none
+    DType dtype;
+  };
+  Input input_of(size_t block) const {
+    if (block == blocks_.size()) return {weights_.final_norm, shared_.x_dtype(weights_.head)};
+    return {blocks_[block].norm, blocks_[block].mixer->input_dtype()};
+  }
+  Mat normed(const Input& input, const Mat& x) {
+    const Mat h = h_.view(ctx_, x.rows, config_.hidden, input.dtype);
+    rms_norm(ctx_, shared_.norm(input.norm), x, h);
     return h;
   }
 
-  // x += scale * norm(what the mixer makes of `mixed`)
-  void add(const Block& block, const Mat& mixed, const Mat& x) {
-    if (sums_.several() && block.mixer->is_partial()) return add_sum(block, mixed, x);
-    if (block.fused()) return block.mixer->finish(mixed, Epilogue::add, x);
+  // x += scale * norm(what the mixer makes of `mixed`), times the factor. Returns x as `next` wants
+  // it.
+  Mat add(const Block& block, const Mat& mixed, const Mat& x, const Input& next) {
+    if (sums_->several() && block.mixer->is_partial()) return add_sum(block, mixed, x, next);
+    if (block.fused()) {
+      block.mixer->finish(mixed, Epilogue::add, x);
+      return normed(next, x);
+    }
     const Mat out = added_.view(ctx_, x.rows, x.cols, DType::f32);
     block.mixer->finish(mixed, Epilogue::store, out);
-    add_normed(block, out, x);
-  }
-  void add_normed(const Block& block, const Mat& out, const Mat& x) {
     if (block.post_norm) rms_norm(ctx_, shared_.norm(block.post_norm), out, out);
     add_scaled(ctx_, out, block.scale, x, block.factor);
+    return normed(next, x);
   }
 
   // The same for a sum of which each rank's mixer makes a part.
-  void add_sum(const Block& block, const Mat& mixed, const Mat& x) {
-    const auto finish = [&](const Mat& y) { block.mixer->finish(mixed, Epilogue::store, y); };
-    if (!block.post_norm && !block.factor)
-      return sum_rows(ctx_, sums_.parts(ctx_, x, finish), block.scale, true, x);
+  Mat add_sum(const Block& block, const Mat& mixed, const Mat& x, const Input& next) {
+    block.mixer->finish(mixed, Epilogue::store, sums_->part(x.rows, x.cols));
+    if (!block.post_norm && !block.factor) {
+      const Mat h = h_.view(ctx_, x.rows, config_.hidden, next.dtype);
+      sums_->sum({x, block.scale, true, shared_.norm(next.norm), h});
+      return h;
+    }
     const Mat out = added_.view(ctx_, x.rows, x.cols, DType::f32);
-    sums_.total(ctx_, out, finish);
-    add_normed(block, out, x);
+    sums_->sum({out, 1.0f, false, shared_.norm(block.post_norm), block.post_norm ? out : Mat{}});
+    add_scaled(ctx_, out, block.scale, x, block.factor);
+    return normed(next, x);
   }
 
   Mat gather(const Mat& m, const StepInputs& in, Workspace& workspace) {
@@ -199,21 +217,24 @@ class Decoder final : public Model {
     return out;
   }
 
-  void head(const Mat& x, const Mat& out) {
+  void head(const Mat& h, const Mat& logits) {
     const LinearWeight& w = weights_.head;
-    if (w.n == 0) return;  // a rank without a part of the vocabulary
-    const Mat h = normed(weights_.final_norm, x, shared_.x_dtype(w));
-    linear(ctx_, Op::head, w, h, out, {.part = sums_.several(), .first_col = weights_.head_begin});
-    if (config_.logit_scale == 1.0f && config_.final_softcap == 0) return;
-    const Mat own{out.f32(0) + weights_.head_begin, out.dtype, out.rows, w.n, out.stride};
-    scale_and_cap(ctx_, config_.logit_scale, config_.final_softcap, own);
+    const RankSums::Columns to = sums_->columns(logits, weights_.head_begin, w.n);
+    if (w.n > 0) {  // not a rank without a part of the vocabulary
+      linear(ctx_, Op::head, w, h, to.y, {.part = to.part, .first_col = to.first_col});
+      if (config_.logit_scale != 1.0f || config_.final_softcap != 0) {
+        const Mat own{to.y.f32(0) + to.first_col, to.y.dtype, to.y.rows, w.n, to.y.stride};
+        scale_and_cap(ctx_, config_.logit_scale, config_.final_softcap, own);
+      }
+    }
+    sums_->join_columns(logits);
   }
 
   const ModelConfig config_;
   std::unique_ptr<DecoderResources> resources_;
   Context& ctx_;
   DecoderWeights weights_;
-  RankSums sums_;
+  const std::unique_ptr<RankSums> sums_;
   const std::unique_ptr<StepDevice> device_;
   DecoderPages& pages_;
   const MixerContext shared_;

@@ -40,10 +40,11 @@ class DecoderBuilder {
  public:
   // Validates the config and allocates the weights' memory (untouched until filled). `gpus` is
   // empty for the CPU, else it has the GPU where each rank lives and computes, and `isa` is what
-  // the host helps with. With several ranks (tensor parallelism, on the CPU) slots are those of the
-  // whole model; `threads` are divided, and each rank has one at least. Throws
-  // Error(invalid_request) for another number of GPUs than of ranks, for more than one GPU, and for
-  // a model that cannot be cut over so many.
+  // the host helps with. With several ranks (tensor parallelism) slots are those of the whole
+  // model; on the CPU `threads` are divided, and each rank has one at least. Ranks are on GPUs of
+  // their own, or for checks on one, where they take turns. Throws Error(invalid_request) for
+  // another number of GPUs than of ranks, for GPUs that differ, and for a model that cannot be cut
+  // over so many.
   DecoderBuilder(const ModelConfig& config, Isa isa, int threads,
                  const std::vector<GpuOptions>& gpus = {}, int ranks = 1);
   ~DecoderBuilder();

@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
+#include <set>
 
 #include "core/error.h"
 #include "linear/row_source.h"
@@ -12,6 +14,7 @@
 #include "model/parallel/model_memory.h"
 #include "model/parallel/rank_group.h"
 #include "model/weight_reader.h"
+#include "ops/rank_sum_cuda.h"
 
 namespace turbomind {
 
@@ -61,11 +64,8 @@ std::vector<RowSegment> rows_of_part(const Slot& slot, const std::vector<RowSegm
   return interleave_gate_up(rows, slot.part.row_count() / 2, slot.spec.cols);
 }
 
-// Turns the whole head into the rank's rows of it.
-void cut_head(DecoderWeights& weights, Rank rank) {
-  LinearWeight& head = weights.head;
-  const RowRange rows = vocabulary_part(head.n, rank);
-  weights.head_begin = rows.begin;
+// Turns a whole head into the rank's rows of it.
+void cut_head(LinearWeight& head, const RowRange& rows) {
   head.data += head.format->packed_bytes(rows.begin, head.k);
   head.n = rows.size();
   head.bytes = head.format->packed_bytes(head.n, head.k);
@@ -116,23 +116,19 @@ bool ends_with(const std::string& s, const char* suffix) {
 
 struct DecoderBuilder::Impl {
   Impl(const ModelConfig& c, Isa isa, int threads, const std::vector<GpuOptions>& gpus, int ranks)
-      : config(c) {
-    const GpuOptions* const gpu = gpus.empty() ? nullptr : &gpus[0];
-    if (gpu && ranks != static_cast<int>(gpus.size()))
+      : config(c), place(gpus.empty() ? WeightPlace::host : WeightPlace::gpu) {
+    if (!gpus.empty() && ranks != static_cast<int>(gpus.size()))
       throw_error(ErrorCode::invalid_request, "tp is ", ranks, ", expected ", gpus.size(),
                   ", the number of GPUs");
-    if (ranks != 1 && gpu)
-      throw_error(ErrorCode::invalid_request, "tp is ", ranks, ", expected 1 on a GPU");
-    check_ranks(config, ranks);
-    const WeightPlace place = gpu ? WeightPlace::gpu : WeightPlace::host;
-    for (int r = 0; r < ranks; ++r)
-      resources.push_back(
-          std::make_unique<DecoderResources>(isa, threads_of(threads, {r, ranks}), gpu));
+    check_ranks(config, place, ranks);
+    for (int r = 0; r < ranks; ++r) add_resources(isa, threads, gpus, {r, ranks});
     if (ranks > 1) packing_pool = std::make_unique<ThreadPool>(threads);
-    validate_device();
+    check_gpus();
     weights.resize(ranks);
-    for (int r = 0; r < ranks; ++r)
+    for (int r = 0; r < ranks; ++r) {
+      validate_device({r, ranks});
       slots.push_back(declare_slots(config, place, {r, ranks}, weights[r]));
+    }
     for (size_t i = 0; i < slots[0].size(); ++i) {
       specs.push_back(slots[0][i].spec);
       by_name[specs[i].name] = i;
@@ -140,47 +136,95 @@ struct DecoderBuilder::Impl {
     allocate();
   }
 
-  void validate_device() const {
-    if (gpu()) return check_device_limits(config, gpu()->gpu().info());
+  // On GPUs the first rank has the threads, for what the host samples.
+  void add_resources(Isa isa, int threads, const std::vector<GpuOptions>& gpus, Rank rank) {
+    if (gpus.empty()) {
+      resources.push_back(
+          std::make_unique<DecoderResources>(isa, threads_of(threads, rank), nullptr, nullptr));
+      return;
+    }
+    const GpuContext* same = nullptr;
+    for (int r = 0; r < rank.index; ++r)
+      if (gpus[r].index == gpus[rank.index].index) same = resources[r]->gpu.get();
+    resources.push_back(std::make_unique<DecoderResources>(isa, rank.index == 0 ? threads : 1,
+                                                           &gpus[rank.index], same));
+  }
+
+  // Ranks are on one GPU, or each on its own, and all GPUs compute the same bits.
+  void check_gpus() const {
+    if (place == WeightPlace::host) return;
+    std::set<const Gpu*> different;
+    const GpuInfo& first = gpu(0)->gpu().info();
+    for (int r = 0; r < ranks(); ++r) {
+      different.insert(&gpu(r)->gpu());
+      const GpuInfo& info = gpu(r)->gpu().info();
+      if (info.name != first.name || info.major != first.major || info.minor != first.minor ||
+          info.multiprocessors != first.multiprocessors)
+        throw_error(ErrorCode::invalid_request, "device: GPU ", gpu(r)->gpu().index(), " is ",
+                    info.name, " with ", info.multiprocessors, " multiprocessors, expected ",
+                    first.name, " with ", first.multiprocessors, ", as GPU ",
+                    gpu(0)->gpu().index());
+    }
+    if (different.size() > 1 && static_cast<int>(different.size()) < ranks())
+      throw_error(ErrorCode::invalid_request, "device: got ", different.size(), " GPUs for ",
+                  ranks(), " ranks, expected one for all or one for each");
+    if (ranks() > kMostGpuRanks)
+      throw_error(ErrorCode::invalid_request, "tp is ", ranks(), ", expected at most ",
+                  kMostGpuRanks, " on GPUs");
+  }
+
+  void validate_device(Rank rank) const {
+    if (place == WeightPlace::gpu)
+      return check_device_limits(config_of(config, rank), gpu(rank.index)->gpu().info());
     if (!kHostKvTypes.has(config.kv_dtype))
       throw_error(ErrorCode::model, "kv_dtype is ", dtype_name(config.kv_dtype), ", expected ",
                   kHostKvTypes.names());
   }
 
-  GpuContext* gpu() const { return resources[0]->gpu.get(); }
+  GpuContext* gpu(int rank) const { return resources[rank]->gpu.get(); }
   ThreadPool& pool() { return packing_pool ? *packing_pool : resources[0]->pool; }
-  int ranks() const { return static_cast<int>(slots.size()); }
+  int ranks() const { return static_cast<int>(resources.size()); }
 
   void allocate() {
-    const ModelMemory memory = place_slots(slots);
-    const size_t total = memory.weights();
-    if (gpu()) {
-      const size_t have = gpu()->gpu().free_bytes();
-      if (total > have)
-        throw_error(ErrorCode::model, "the weights need ", total, " bytes as ",
-                    config.weight_format, ", expected at most ", have, ", which are free on ",
-                    gpu()->gpu().info().name);
-    }
-    arena = std::make_shared<Buffer>(resources[0]->context, total);
+    const ModelMemory memory = place_slots(slots, place);
+    if (place == WeightPlace::host)
+      weights[0].arena = std::make_shared<Buffer>(resources[0]->context, memory.weights());
     for (int r = 0; r < ranks(); ++r) {
-      weights[r].bytes = memory.ranks[r].weights;
-      weights[r].shared_bytes = memory.shared_weights;
+      DecoderWeights& w = weights[r];
+      w.bytes = memory.ranks[r].weights;
+      w.shared_bytes = memory.shared_weights;
+      w.arena = place == WeightPlace::host ? weights[0].arena : gpu_arena(r, w.bytes);
       place_weights({r, ranks()});
     }
   }
 
+  std::shared_ptr<Buffer> gpu_arena(int rank, size_t bytes) const {
+    Gpu& device = gpu(rank)->gpu();
+    const size_t have = device.free_bytes();
+    if (bytes > have)
+      throw_error(ErrorCode::model, "the weights need ", bytes, " bytes as ", config.weight_format,
+                  ", expected at most ", have, ", which are free on ", device.info().name,
+                  ranks() > 1 ? ", GPU " : "", ranks() > 1 ? std::to_string(device.index()) : "");
+    return std::make_shared<Buffer>(resources[rank]->context, bytes);
+  }
+
   void place_weights(Rank rank) {
     DecoderWeights& w = weights[rank.index];
-    w.arena = arena;
     for (Slot& s : slots[rank.index]) {
-      uint8_t* at = arena->data() + s.offset;
+      uint8_t* at = w.arena->data() + s.offset;
       if (s.linear)
         *s.linear = {s.part_format, s.packed_rows, s.part.cols, at, s.bytes};
       else if (s.packed_rows > 0)
         *s.vector = reinterpret_cast<const float*>(at);
     }
     if (config.tied_head) w.head = w.embed;
-    if (rank.count > 1) cut_head(w, rank);
+    if (rank.count == 1) return;
+    const RowRange rows = vocabulary_part(config.vocab, rank);
+    w.head_begin = rows.begin;
+    if (place == WeightPlace::host)
+      cut_head(w.head, rows);
+    else
+      w.embed_begin = w.per_layer.embed_begin = rows.begin;
   }
 
   size_t find(const std::string& name) {
@@ -203,35 +247,56 @@ struct DecoderBuilder::Impl {
                   " rows, expected ", slot.spec.rows);
   }
 
+  // A rank's slot that is being filled.
+  struct Part {
+    int rank;
+    const Slot* slot;
+  };
+
   void set(size_t index, const std::vector<RowSegment>& segments) {
     Slot& whole = slots[0][index];
     check_shape(whole, segments);
     if (whole.linear) check_sources(whole, segments);
     // Ranks that have the same rows are filled from one read of them.
-    const bool same_rows = whole.cut.kind == Cut::columns;
-    std::vector<Slot*> parts;
+    const bool same_rows = whole.cut.kind == Cut::columns || whole.cut.kind == Cut::none;
+    std::vector<Part> parts;
     for (int r = 0; r < ranks(); ++r) {
-      Slot& slot = slots[r][index];
-      if (slot.packed_rows == 0 || (r > 0 && slot.cut.shared())) continue;
+      const Slot& slot = slots[r][index];
+      if (slot.packed_rows == 0 || (r > 0 && slot.cut.shared(place))) continue;
       if (!same_rows) parts.clear();
-      parts.push_back(&slot);
-      if (!same_rows || r + 1 == ranks()) fill(parts, rows_of_part(slot, segments));
+      parts.push_back({r, &slot});
+      if (!same_rows) fill(parts, rows_of_part(slot, segments));
     }
+    if (same_rows) fill(parts, rows_of_part(whole, segments));
     whole.filled = true;
   }
 
   // Fills slots that have the same rows, each with its columns of them.
-  void fill(const std::vector<Slot*>& parts, const std::vector<RowSegment>& rows) {
-    const Slot& slot = *parts[0];
-    uint8_t* at = arena->data() + slot.offset;
-    if (gpu() && staging.size() < slot.bytes) staging = PinnedBuffer(gpu()->gpu(), slot.bytes);
+  void fill(const std::vector<Part>& parts, const std::vector<RowSegment>& rows) {
+    const Slot& slot = *parts[0].slot;
+    std::vector<uint8_t*> at;
+    for (const Part& part : parts) at.push_back(memory_of(part));
     int64_t piece = round_up(std::max<int64_t>(1, kPieceBytes / (slot.spec.cols * 4)), kPackRows);
     if (slot.linear && !slot.part_format->packs_pieces()) piece = slot.packed_rows;
     for (int64_t row = 0; row < slot.packed_rows; row += piece)
-      fill_piece(parts, rows, row, std::min(piece, slot.packed_rows - row));
-    if (!gpu()) return;
-    gpu()->gpu().copy(gpu()->handle(), at, staging.data(), slot.bytes);
-    gpu()->stream().synchronize();
+      fill_piece(parts, at, rows, row, std::min(piece, slot.packed_rows - row));
+    if (place == WeightPlace::gpu) upload(parts);
+  }
+
+  // Where a part is packed: in its place, or in staging memory of its GPU.
+  uint8_t* memory_of(const Part& part) {
+    if (place == WeightPlace::host) return weights[part.rank].arena->data() + part.slot->offset;
+    PinnedBuffer& memory = staging[part.rank];
+    if (memory.size() < part.slot->bytes)
+      memory = PinnedBuffer(gpu(part.rank)->gpu(), part.slot->bytes);
+    return memory.data();
+  }
+  void upload(const std::vector<Part>& parts) {
+    for (const Part& part : parts)
+      gpu(part.rank)->gpu().copy(gpu(part.rank)->handle(),
+                                 weights[part.rank].arena->data() + part.slot->offset,
+                                 staging[part.rank].data(), part.slot->bytes);
+    for (const Part& part : parts) gpu(part.rank)->stream().synchronize();
   }
 
   static void check_sources(const Slot& slot, const std::vector<RowSegment>& segments) {
@@ -242,20 +307,21 @@ struct DecoderBuilder::Impl {
     }
   }
 
-  // Packs rows [begin, begin + count) of `ordered` into each slot.
-  void fill_piece(const std::vector<Slot*>& parts, const std::vector<RowSegment>& ordered,
-                  int64_t begin, int64_t count) {
+  // Packs rows [begin, begin + count) of `ordered` into the memory of each part.
+  void fill_piece(const std::vector<Part>& parts, const std::vector<uint8_t*>& memory,
+                  const std::vector<RowSegment>& ordered, int64_t begin, int64_t count) {
     const std::vector<RowSegment> rows = reader.read(pool(), some_rows(ordered, begin, count));
-    for (const Slot* slot : parts) {
-      const SlotPart& part = slot->part;
-      uint8_t* at = gpu() ? staging.data() : arena->data() + slot->offset;
-      if (slot->linear)
-        slot->part_format->pack(pool(), some_columns(rows, part.col_begin, part.cols), count,
-                                part.cols, at + slot->part_format->packed_bytes(begin, part.cols));
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const Slot& slot = *parts[i].slot;
+      const SlotPart& part = slot.part;
+      if (slot.linear)
+        slot.part_format->pack(pool(), some_columns(rows, part.col_begin, part.cols), count,
+                               part.cols,
+                               memory[i] + slot.part_format->packed_bytes(begin, part.cols));
       else
-        copy_vector(rows, reinterpret_cast<float*>(at) + begin);
+        copy_vector(rows, reinterpret_cast<float*>(memory[i]) + begin);
     }
-    const Slot& slot = *parts[0];
+    const Slot& slot = *parts[0].slot;
     const DType target = slot.linear ? slot.format->source_dtype() : DType::f32;
     if (first_not_finite.empty() && !all_finite(pool(), rows, target))
       first_not_finite =
@@ -289,14 +355,14 @@ struct DecoderBuilder::Impl {
   }
 
   const ModelConfig config;
+  const WeightPlace place;
   // Per rank:
   std::vector<std::unique_ptr<DecoderResources>> resources;
   std::vector<DecoderWeights> weights;
   std::vector<std::vector<Slot>> slots;  // the same ones of each
 
-  std::shared_ptr<Buffer> arena;
   std::unique_ptr<ThreadPool> packing_pool;  // where the ranks have parts of the threads
-  PinnedBuffer staging;                      // of one slot on its way to a GPU
+  std::map<int, PinnedBuffer> staging;       // by rank: of one slot on its way to a GPU
   WeightReader reader;
   std::vector<SlotSpec> specs;
   std::unordered_map<std::string, size_t> by_name;
@@ -349,13 +415,13 @@ std::unique_ptr<Model> DecoderBuilder::finish(bool check_finite) {
   if (!missing.empty()) throw_error(ErrorCode::model, "weights never set: ", missing);
   if (check_finite && !impl_->first_not_finite.empty())
     throw_error(ErrorCode::model, "weight ", impl_->first_not_finite);
-  impl_->staging = {};
+  impl_->staging.clear();
   impl_->packing_pool.reset();
-  impl_->arena.reset();  // the model owns it
   if (impl_->ranks() == 1)
     return make_decoder(impl_->config, std::move(impl_->resources[0]), std::move(impl_->weights[0]),
                         {});
-  return make_rank_group(impl_->config, std::move(impl_->resources), std::move(impl_->weights));
+  const auto make = impl_->place == WeightPlace::gpu ? make_gpu_rank_group : make_rank_group;
+  return make(impl_->config, std::move(impl_->resources), std::move(impl_->weights));
 }
 
 }  // namespace turbomind

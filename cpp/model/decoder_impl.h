@@ -9,15 +9,16 @@
 #include "model/config.h"
 #include "model/decoder_weights.h"
 #include "model/model.h"
-#include "model/parallel/rank_exchange.h"
+#include "model/parallel/rank_sums.h"
 
 namespace turbomind {
 
 // Threads, instruction set and GPU; used for packing first, then for every step.
 struct DecoderResources {
-  DecoderResources(Isa isa, int threads, const GpuOptions* gpu_options)
+  // `same_gpu`: of another rank on the same GPU; else null.
+  DecoderResources(Isa isa, int threads, const GpuOptions* gpu_options, const GpuContext* same_gpu)
       : pool(threads, before_sleep(isa)),
-        gpu(gpu_options ? std::make_unique<GpuContext>(*gpu_options) : nullptr),
+        gpu(gpu_options ? std::make_unique<GpuContext>(*gpu_options, same_gpu) : nullptr),
         timer(gpu ? std::make_unique<GpuTimer>(gpu->stream()) : nullptr),
         context{pool, isa, profiler, gpu.get()} {
     profiler.device = timer.get();

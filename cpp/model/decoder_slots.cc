@@ -70,7 +70,7 @@ void SlotList::add_linear(const std::string& name, LinearWeight* w, Cut cut, int
 
 void SlotList::take_part(Slot& slot, Cut cut) const {
   slot.cut = cut;
-  slot.part = part_of(cut, rank_, slot.spec.rows, slot.spec.cols, slot.spec.gate_up);
+  slot.part = part_of(cut, place_, rank_, slot.spec.rows, slot.spec.cols, slot.spec.gate_up);
   slot.packed_rows = packed_rows(slot.part.row_count(), slot.spec.gate_up);
 }
 

@@ -51,7 +51,8 @@ struct PerLayerWeights {
 
 // The per-layer inputs of a step: (rows of the table + norm(a product with x)) / sqrt(2).
 struct PerLayerInputWeights {
-  LinearWeight embed;           // [vocab, layers per_layer], read by row
+  LinearWeight embed;           // [vocab, layers per_layer], read by row, or the rows of a rank
+  int64_t embed_begin = 0;      // from here on
   LinearWeight projection;      // [layers per_layer, hidden]
   const float* norm = nullptr;  // [per_layer]
 };
@@ -73,8 +74,9 @@ struct DecoderWeights {
   std::shared_ptr<Buffer> arena;  // of all ranks
   size_t bytes = 0;               // that this rank alone has there
   size_t shared_bytes = 0;        // of which all ranks read one copy
-  LinearWeight embed;             // [vocab, hidden]
-  // [vocab, hidden], or the rows of a rank from `head_begin` on; the embedding's memory when tied.
+  // [vocab, hidden] each, or the rows of a rank from a first one on. A tied head is the embedding.
+  LinearWeight embed;
+  int64_t embed_begin = 0;
   LinearWeight head;
   int64_t head_begin = 0;
   const float* final_norm = nullptr;

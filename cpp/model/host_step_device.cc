@@ -179,8 +179,9 @@ class HostStepDevice final : public StepDevice {
 
 }  // namespace
 
-std::unique_ptr<StepDevice> make_step_device(Context& ctx, const ModelConfig& config) {
-  if (ctx.gpu) return make_gpu_step_device(ctx, config);
+std::unique_ptr<StepDevice> make_step_device(Context& ctx, const ModelConfig& config,
+                                             RankLink link) {
+  if (ctx.gpu) return make_gpu_step_device(ctx, config, link);
   return std::make_unique<HostStepDevice>(ctx, config);
 }
 

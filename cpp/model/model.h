@@ -78,15 +78,16 @@ class Model {
   // "cpu/avx512_bf16/1". Models with equal fingerprints and weights compute the same bits.
   virtual const std::string& numerics_fingerprint() const = 0;
   virtual Context& context() = 0;
-  // Of each rank; they change between steps only.
-  virtual std::vector<Profiler*> profilers() { return {&context().profiler}; }
+  // Of each rank; their profilers change between steps only.
+  virtual std::vector<Context*> contexts() { return {&context()}; }
 
   // ---- Memory.
   // Allocates the work memory of any step within `most`, so that no step allocates. Called once,
   // before pages().allocate_pages(). Without it, and on the CPU, work memory grows with the steps.
   // Throws Error(invalid_request) for steps that the device cannot run.
   virtual void reserve(const StepLimits&) {}
-  // Returns the free memory of the device in bytes; 0 on the CPU, which shares its memory.
+  // Returns how many bytes of the device are free for pages, of all ranks together, which need
+  // equal parts; 0 on the CPU, which shares its memory.
   virtual int64_t free_bytes() const { return 0; }
   virtual PageIo& pages() = 0;
   const PageIo& pages() const { return const_cast<Model*>(this)->pages(); }

@@ -12,6 +12,7 @@
 #include "core/tensor.h"
 #include "model/config.h"
 #include "model/model.h"
+#include "model/parallel/rank_sums.h"
 #include "model/step_inputs.h"
 
 namespace turbomind {
@@ -51,8 +52,11 @@ class StepDevice {
   virtual bool release() noexcept { return false; }
 };
 
-// Returns the device of a context. `ctx` and `config` stay alive.
-std::unique_ptr<StepDevice> make_step_device(Context& ctx, const ModelConfig& config);
-std::unique_ptr<StepDevice> make_gpu_step_device(Context& ctx, const ModelConfig& config);
+// Returns the device of a context, for a rank of several where `link` says so. `ctx`, `config` and
+// what the link points to stay alive.
+std::unique_ptr<StepDevice> make_step_device(Context& ctx, const ModelConfig& config,
+                                             RankLink link);
+std::unique_ptr<StepDevice> make_gpu_step_device(Context& ctx, const ModelConfig& config,
+                                                 RankLink link);
 
 }  // namespace turbomind

@@ -15,7 +15,7 @@ namespace {
 constexpr OpTypes kYTypes{"embedding", "y", {DType::f32}, {DType::f32}};
 
 void on_gpu(GpuContext& gpu, const LinearWeight& table, const int32_t* ids, float scale,
-            const Mat& y) {
+            const Mat& y, int64_t first) {
   DeviceEmbedding e;
   e.table = table.data;
   e.ids = ids;
@@ -25,13 +25,15 @@ void on_gpu(GpuContext& gpu, const LinearWeight& table, const int32_t* ids, floa
   e.rows = static_cast<int32_t>(y.rows);
   e.cols = static_cast<int32_t>(y.cols);
   e.vocab = static_cast<int32_t>(table.n);
+  e.first = static_cast<int32_t>(first);
   e.scale = scale;
   e.dtype = table.format->source_dtype();
   embedding_cuda(gpu.kind()).embed(gpu.handle(), e);
 }
 
-void on_cpu(Context& ctx, const LinearWeight& table, const int32_t* ids, float scale,
-            const Mat& y) {
+void on_cpu(Context& ctx, const LinearWeight& table, const int32_t* ids, float scale, const Mat& y,
+            int64_t first) {
+  if (first != 0) throw_error(ErrorCode::internal, "embedding: got a part of a table on the CPU");
   const int64_t padded = y.stride < padded_cols(y.cols) ? y.stride : padded_cols(y.cols);
   ctx.pool.parallel_for(y.rows, 16, [&](int64_t begin, int64_t end, int) {
     for (int64_t r = begin; r < end; ++r) {
@@ -48,13 +50,13 @@ void on_cpu(Context& ctx, const LinearWeight& table, const int32_t* ids, float s
 }  // namespace
 
 void embedding(Context& ctx, const LinearWeight& table, const int32_t* ids, float scale,
-               const Mat& y) {
+               const Mat& y, int64_t first) {
   check_dtype(ctx, kYTypes, y.dtype);
   if (y.cols != table.k)
     throw_error(ErrorCode::internal, "embedding: y has ", y.cols, " columns, expected ", table.k);
   const double bytes = 2.0 * y.rows * y.cols * sizeof(float);
   const ProfileScope profile(ctx.profiler, Op::embed, bytes, 0, ctx.profiler.device);
-  dispatch(ctx, on_cpu, on_gpu, table, ids, scale, y);
+  dispatch(ctx, on_cpu, on_gpu, table, ids, scale, y, first);
 }
 
 }  // namespace turbomind

@@ -15,7 +15,7 @@ TM_KERNEL(kThreads, 4)
 void embed_rows(const TM_GRID_CONSTANT DeviceEmbedding p) {
   let_next_start();
   wait_for_previous();
-  const int32_t id = load(p.ids + blockIdx.x);
+  const int32_t id = load(p.ids + blockIdx.x) - p.first;
   const bool known = id >= 0 && id < p.vocab;
   const T* row = static_cast<const T*>(p.table) + (known ? id : 0) * p.table_stride;
   float* y = p.y + blockIdx.x * p.y_stride;

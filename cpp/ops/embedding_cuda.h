@@ -8,8 +8,9 @@
 
 namespace turbomind {
 
-// y [rows, cols] float32 = table rows ids[0..rows) * scale. Pointers are device memory. A row whose
-// id is not in [0, vocab), padding of a batch bucket for one, becomes zeros.
+// y [rows, cols] float32 = table rows ids[0..rows) - first, * scale. Pointers are device memory. A
+// row whose id is not in [first, first + vocab), of another rank's part of the table for one,
+// becomes zeros.
 struct DeviceEmbedding {
   const void* table = nullptr;   // [vocab][table_stride], 16-bit, aligned to 16 bytes
   const int32_t* ids = nullptr;  // [rows]
@@ -19,6 +20,7 @@ struct DeviceEmbedding {
   int32_t rows = 0;
   int32_t cols = 0;  // at most table_stride
   int32_t vocab = 0;
+  int32_t first = 0;
   float scale = 1;
   DType dtype = DType::bf16;  // of the table: bf16 or f16
 };

@@ -26,6 +26,7 @@ CHECKED_BY = {
     "cpp/ops/logprobs_cuda.cu": ("cuda_logprobs_test",),
     "cpp/ops/next_tokens_cuda.cu": ("cuda_next_tokens_test",),
     "cpp/ops/norm_cuda.cu": ("cuda_small_ops_test",),
+    "cpp/ops/rank_sum_cuda.cu": ("cuda_rank_sum_test",),
     "cpp/ops/rope_kv_cuda.cu": ("cuda_rope_test",),
     "cpp/ops/routing_cuda.cu": ("cuda_experts_test",),
     "cpp/ops/rows_cuda.cu": ("cuda_small_ops_test",),

@@ -21,6 +21,9 @@ class DeviceSampler {
   void release() noexcept;         // frees device memory: no call follows
   // Returns the tokens of the last submit(), in device memory; null before the first.
   const int32_t* sampled() const { return tokens_.as<int32_t>(); }
+  // The same in pinned memory, once the event has passed; until two more submits with rows.
+  const int32_t* pinned_tokens() const { return last().tokens.as<int32_t>(); }
+  EventHandle done() const { return last().done.handle(); }
 
  private:
   // Pinned, of one submit() until it is read.
@@ -31,6 +34,7 @@ class DeviceSampler {
   };
   void grow(int64_t count);
   void make_room(Slot& slot);
+  const Slot& last() const { return slots_[(oldest_ + unread_ - 1) % slots_.size()]; }
 
   GpuContext& gpu_;
   DeviceBuffer rows_, tokens_, scratch_;

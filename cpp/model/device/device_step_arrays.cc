@@ -21,7 +21,7 @@ constexpr int64_t kAlign = 64;   // int32 elements: each array begins at 256 byt
 // Offset of each array of one step in the block, in int32 elements.
 struct Places {
   int64_t token_ids = 0, token_from = 0, positions = 0, seq_of_token = 0, sample_rows = 0;
-  int64_t q_begin = 0, q_len = 0, kv_begin = 0;
+  int64_t q_begin = 0, q_len = 0, kv_begin = 0, first_count = 0;
   std::vector<int64_t> pages;  // per group
   int64_t end = 0;
 
@@ -51,12 +51,15 @@ class StepArrays final : public DeviceStepArrays {
     for (size_t i = 0; i < staging_.size(); ++i) next_staging(bytes);
   }
 
-  const StepInputs& set(const StepBatch& batch, const int32_t* sampled) override {
+  const StepInputs& set(const StepBatch& batch, const int32_t* sampled,
+                        uint32_t first_count) override {
     measure(batch);
     place();
     const size_t bytes = places_.end * sizeof(int32_t);
     if (bytes > device_.size()) make_room(2 * bytes);
-    fill(batch, next_staging(bytes));
+    int32_t* const block = next_staging(bytes);
+    fill(batch, block);
+    block[places_.first_count] = static_cast<int32_t>(first_count);
     gpu_.gpu().copy(gpu_.handle(), device_.data(), staging_[last_].memory.data(), bytes);
     staging_[last_].copied.record(gpu_.stream());
     if (!batch.token_from.empty()) take_tokens(static_cast<int>(batch.token_ids.size()), sampled);
@@ -122,6 +125,7 @@ class StepArrays final : public DeviceStepArrays {
     places_.q_begin = places_.take(seqs_);
     places_.q_len = places_.take(seqs_);
     places_.kv_begin = places_.take(seqs_);
+    places_.first_count = places_.take(1);
     for (size_t g = 0; g < groups_; ++g) places_.pages.push_back(places_.take(seqs_ * max_pages_));
   }
 
@@ -187,6 +191,7 @@ class StepArrays final : public DeviceStepArrays {
     inputs_.token_ids = block + places_.token_ids;
     inputs_.sample_rows = block + places_.sample_rows;
     inputs_.all_sampled = key_.rows > 0;
+    inputs_.first_count = reinterpret_cast<const uint32_t*>(block + places_.first_count);
     for (StepRope& rope : inputs_.ropes) rope.positions = block + places_.positions;
     for (size_t g = 0; g < groups_; ++g) {
       arrays_[g] = {block + places_.q_begin,      block + places_.q_len,
@@ -226,6 +231,12 @@ int row_bucket(int rows) {
 
 int page_bucket(int pages) {
   return std::max(kFewestPages, static_cast<int>(std::bit_ceil(static_cast<unsigned>(pages))));
+}
+
+StepLimits padded_limits(const StepLimits& most) {
+  const int64_t rows = row_bucket(static_cast<int>(most.rows));  // steps of one token each
+  return {std::max(most.tokens, rows), rows, std::max(most.samples, rows), most.keys,
+          std::max(most.sampled, rows)};
 }
 
 std::unique_ptr<DeviceStepArrays> make_device_step_arrays(Context& ctx, const ModelConfig& config,

@@ -21,9 +21,11 @@ class DeviceStepArrays {
  public:
   virtual ~DeviceStepArrays() = default;
   // Submits the copy of a step's arrays. Where the step has a key its token rows are followed by
-  // padding up to the bucket. `sampled`, in device memory: what StepBatch::token_from points to;
-  // null where nothing was sampled yet.
-  virtual const StepInputs& set(const StepBatch& batch, const int32_t* sampled) = 0;
+  // padding up to the bucket. `sampled`, in memory that the device reads: what
+  // StepBatch::token_from points to; null where nothing was sampled yet. `first_count`: see
+  // StepInputs.
+  virtual const StepInputs& set(const StepBatch& batch, const int32_t* sampled,
+                                uint32_t first_count) = 0;
   virtual StepKey key() const = 0;
   virtual void reserve(const StepLimits& most) = 0;
 };
@@ -36,5 +38,7 @@ std::unique_ptr<DeviceStepArrays> make_device_step_arrays(Context& ctx, const Mo
 // their pages: few enough graphs, little padding.
 int row_bucket(int rows);
 int page_bucket(int pages);
+// Returns the limits of steps with their padding.
+StepLimits padded_limits(const StepLimits& most);
 
 }  // namespace turbomind

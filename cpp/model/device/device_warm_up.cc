@@ -12,7 +12,7 @@ namespace turbomind {
 
 namespace {
 
-constexpr size_t kLeave = 64 << 20;       // bytes of the device, for what is not foreseen here
+constexpr int64_t kLeave = 64 << 20;      // bytes of each device, for what is not foreseen here
 constexpr int64_t kShortestPrompt = 2;    // tokens; from there on twice as many
 constexpr int64_t kMostBehindPast = 512;  // tokens of a turn after a long past
 constexpr int64_t kPast = 8192, kLeastPast = 1024;  // its keys
@@ -134,8 +134,9 @@ WarmUp warm_up_device(Model& model, GpuContext& gpu, const StepLimits& most, dou
   Warmer warmer(model, most);
   WarmUp result;
   result.of = static_cast<int>(kinds.size());
+  const auto ranks = static_cast<int64_t>(model.memory().ranks.size());
   for (const StepKind& kind : kinds) {
-    if (spent() >= seconds || gpu.gpu().free_bytes() < kLeave) break;
+    if (spent() >= seconds || model.free_bytes() < kLeave * ranks) break;
     warmer.run(kind);
     ++result.done;
   }

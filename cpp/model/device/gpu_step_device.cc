@@ -12,6 +12,7 @@
 #include "model/device/device_step_arrays.h"
 #include "model/device/device_warm_up.h"
 #include "model/device/step_graphs.h"
+#include "model/parallel/gpu_exchange.h"
 #include "model/step_device.h"
 #include "model/workspace.h"
 #include "ops/attention_cuda.h"
@@ -26,8 +27,10 @@ namespace {
 
 class GpuStepDevice final : public StepDevice, public StepOutputs {
  public:
-  GpuStepDevice(Context& ctx, const ModelConfig& config)
+  GpuStepDevice(Context& ctx, const ModelConfig& config, RankLink link)
       : ctx_(ctx),
+        ranks_(link.gpu),
+        rank_(link.rank),
         gpu_(*ctx.gpu),
         config_(config),
         cache_(plan_cache(config, false)),
@@ -54,17 +57,18 @@ class GpuStepDevice final : public StepDevice, public StepOutputs {
 
   void reserve(const StepLimits& most,
                const std::function<void(const StepLimits&)>& workspaces) override {
-    const int64_t rows = row_bucket(static_cast<int>(most.rows));  // steps of one token each
-    const int64_t tokens = std::max(most.tokens, rows), samples = std::max(most.samples, rows);
-    const StepLimits padded{tokens, rows, samples, most.keys, std::max(most.sampled, rows)};
+    const StepLimits padded = padded_limits(most);
     check_device_steps(padded);
     workspaces(padded);
-    logits_.reserve(ctx_, samples, config_.vocab, DType::f32);
     attention_workspace(gpu_, attention_workspace_bytes(config_, gpu_, padded));
     arrays_->reserve(padded);
+    if (samples()) reserve_samples(padded);
+    gpu_.stream().synchronize();
+  }
+  void reserve_samples(const StepLimits& padded) {
+    logits_.reserve(ctx_, padded.samples, config_.vocab, DType::f32);
     sampler_.reserve(padded.sampled);
     logprobs_.reserve(padded.sampled, std::min<int64_t>(kMostTopTokens, config_.vocab));
-    gpu_.stream().synchronize();
   }
 
   int64_t free_bytes() const override { return static_cast<int64_t>(gpu_.gpu().free_bytes()); }
@@ -76,11 +80,13 @@ class GpuStepDevice final : public StepDevice, public StepOutputs {
   bool run(const StepBatch& batch, float* logits, const StepCancel* cancel,
            const Forward& forward) override {
     if (cancel && cancel->requested()) return false;
-    const StepInputs& in = arrays_->set(batch, sampler_.sampled());
-    const Mat out = logits_.view(ctx_, in.samples, config_.vocab, DType::f32);
+    const StepInputs& in = set(batch);
+    const Mat out = samples() ? logits_.view(ctx_, in.samples, config_.vocab, DType::f32)
+                              : Mat{nullptr, DType::f32, in.samples, config_.vocab, config_.vocab};
     step_logits_ = out;
     const auto submit = [&] { forward(in, out, nullptr); };
-    if (ctx_.profiler.enabled)  // events between ops cannot be captured
+    // Events between ops cannot be captured, nor what several ranks put into one stream.
+    if (ctx_.profiler.enabled || (ranks_ && ranks_->takes_turns()))
       submit();
     else
       graphs_->run(arrays_->key(), submit);
@@ -91,6 +97,8 @@ class GpuStepDevice final : public StepDevice, public StepOutputs {
   void submit_sample(const SampleRow* rows, int64_t count) override {
     const ProfileScope profile = profile_rows(count);
     sampler_.submit(step_logits_, config_.vocab, rows, count);
+    if (ranks_)
+      ranks_->set_sampled(count > 0 ? sampler_.pinned_tokens() : nullptr, sampler_.done());
   }
   void read_tokens(int32_t* tokens) override { sampler_.read(tokens); }
 
@@ -128,12 +136,23 @@ class GpuStepDevice final : public StepDevice, public StepOutputs {
   }
 
  private:
+  // Whether the logits come here: to the first rank.
+  bool samples() const { return rank_ == 0; }
+
+  const StepInputs& set(const StepBatch& batch) {
+    const int32_t* sampled = samples() ? sampler_.sampled() : nullptr;
+    if (!samples() && !batch.token_from.empty()) sampled = ranks_->sampled(rank_);
+    return arrays_->set(batch, sampled, ranks_ ? ranks_->first_count() : 0);
+  }
+
   ProfileScope profile_rows(int64_t count) const {
     const double bytes = static_cast<double>(count) * config_.vocab * sizeof(float);
     return ProfileScope(ctx_.profiler, Op::sample, bytes, 0, ctx_.profiler.device);
   }
 
   Context& ctx_;
+  GpuExchange* const ranks_;  // null: one rank
+  const int rank_;
   GpuContext& gpu_;
   const ModelConfig& config_;
   const CachePlan cache_;
@@ -148,8 +167,9 @@ class GpuStepDevice final : public StepDevice, public StepOutputs {
 
 }  // namespace
 
-std::unique_ptr<StepDevice> make_gpu_step_device(Context& ctx, const ModelConfig& config) {
-  return std::make_unique<GpuStepDevice>(ctx, config);
+std::unique_ptr<StepDevice> make_gpu_step_device(Context& ctx, const ModelConfig& config,
+                                                 RankLink link) {
+  return std::make_unique<GpuStepDevice>(ctx, config, link);
 }
 
 }  // namespace turbomind

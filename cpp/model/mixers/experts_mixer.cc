@@ -104,8 +104,8 @@ void ExpertsMixer::finish(const Mat& mixed, Epilogue epilogue, const Mat& y) {
     return combine(ctx, routing_, out, {mlp_out, mlp_gate_}, epilogue == Epilogue::add, y);
   }
   // Norms follow, so y is not the residual stream, and ranks need both sums before them.
-  shared_.sums.total(ctx, mlp_out, finish_mlp);
-  shared_.sums.total(ctx, y, [&](const Mat& to) { combine(ctx, routing_, out, {}, false, to); });
+  shared_.sums.total(mlp_out, finish_mlp);
+  shared_.sums.total(y, [&](const Mat& to) { combine(ctx, routing_, out, {}, false, to); });
   rms_norm(ctx, shared_.norm(weights_.post_norm), y, y);
   rms_norm(ctx, shared_.norm(weights_.mlp_post_norm), mlp_out, mlp_out);
   add_scaled(ctx, mlp_out, 1, y);

@@ -10,6 +10,7 @@
 #include "model/parallel/rank_sums.h"
 #include "model/step_device.h"
 #include "model/step_inputs.h"
+#include "ops/embedding.h"
 #include "ops/norm.h"
 
 namespace turbomind {
@@ -28,6 +29,15 @@ struct MixerContext {
   }
   // The type in which an op writes what `w` multiplies.
   DType x_dtype(const LinearWeight& w) const { return w.format->activation_dtype(ctx.isa); }
+  // y = scale * rows ids[0..) of a table, from row `begin` on of which the rank has a part.
+  void embed(const LinearWeight& table, int64_t begin, const int32_t* ids, float scale,
+             const Mat& y) const {
+    const auto make = [&](const Mat& to) { embedding(ctx, table, ids, scale, to, begin); };
+    if (sums.cuts_tables())
+      sums.total(y, make);
+    else
+      make(y);
+  }
 };
 
 // The epilogue of a product with gates and ups.

@@ -2,7 +2,6 @@
 
 #include <cmath>
 
-#include "ops/embedding.h"
 #include "ops/gate.h"
 #include "ops/linear.h"
 #include "ops/rows.h"
@@ -39,8 +38,8 @@ void PerLayerInputs::reserve(const StepLimits& most) {
 void PerLayerInputs::compute(const StepInputs& in, const Mat& h) {
   Context& ctx = shared_.ctx;
   inputs_ = dense(rows_.view(ctx, in.tokens, all(), DType::f32));
-  embedding(ctx, weights_.embed, in.token_ids, std::sqrt(0.5f * static_cast<float>(width())),
-            inputs_);
+  shared_.embed(weights_.embed, weights_.embed_begin, in.token_ids,
+                std::sqrt(0.5f * static_cast<float>(width())), inputs_);
   const Mat projected = dense(projected_.view(ctx, in.tokens, all(), DType::f32));
   linear(ctx, Op::other, weights_.projection, h, projected);
   // The projection is scaled by 1 / sqrt(hidden) before its norm, which only the eps notices.

@@ -85,12 +85,15 @@ int64_t SlotPart::row_count() const {
   return count;
 }
 
-SlotPart part_of(const Cut& cut, Rank rank, int64_t rows, int64_t cols, bool gate_up) {
+SlotPart part_of(const Cut& cut, WeightPlace place, Rank rank, int64_t rows, int64_t cols,
+                 bool gate_up) {
   SlotPart part{{{0, rows}}, 0, cols};
-  if (rank.count == 1) return part;
+  if (rank.count == 1 || cut.shared(place)) return part;
   switch (cut.kind) {
     case Cut::none:
+      break;
     case Cut::vocabulary:
+      part.rows = {vocabulary_part(rows, rank)};
       break;
     case Cut::rows:
       if (gate_up)
@@ -148,12 +151,12 @@ std::vector<CacheGroup> plan_groups(const ModelConfig& whole, int ranks) {
   return groups;
 }
 
-void check_ranks(const ModelConfig& whole, int ranks) {
+void check_ranks(const ModelConfig& whole, WeightPlace place, int ranks) {
   validate(whole);
   if (ranks == 1) return;
   if (ranks < 1) throw_error(ErrorCode::invalid_request, "tp is ", ranks, ", expected 1 or more");
   DecoderWeights weights;
-  const std::vector<Slot> slots = declare_slots(whole, WeightPlace::host, {}, weights);
+  const std::vector<Slot> slots = declare_slots(whole, place, {}, weights);
   const std::string why = fault(whole, slots, ranks);
   if (why.empty()) return;
   std::vector<std::string> possible;

@@ -24,7 +24,7 @@ struct Cut {
     rows,        // an equal part of the rows, of gates and of ups
     columns,     // an equal part of the columns, so that products are partial sums
     by_heads,    // the rows of its heads of fused q, k and v: Cut::heads()
-    vocabulary,  // rows in multiples of kPackRows; on the CPU ranks read one copy
+    vocabulary,  // rows in multiples of kPackRows; on the CPU ranks read one copy of all
     first_rank,  // all of it, and other ranks nothing: what a sum over ranks has once
   };
   Kind kind;
@@ -36,8 +36,10 @@ struct Cut {
     cut.layer = &layer;
     return cut;
   }
-  // Whether ranks on the CPU read one copy.
-  constexpr bool shared() const { return kind == none || kind == vocabulary; }
+  // Whether the ranks of a place read one copy.
+  constexpr bool shared(WeightPlace place) const {
+    return place == WeightPlace::host && (kind == none || kind == vocabulary);
+  }
 };
 
 // The part of a matrix [rows, cols] that a rank stores: rows of the whole in order, and a range of
@@ -49,7 +51,8 @@ struct SlotPart {
 
   int64_t row_count() const;
 };
-SlotPart part_of(const Cut& cut, Rank rank, int64_t rows, int64_t cols, bool gate_up);
+SlotPart part_of(const Cut& cut, WeightPlace place, Rank rank, int64_t rows, int64_t cols,
+                 bool gate_up);
 
 // The rows of the vocabulary that a rank multiplies; none where there are fewer than ranks.
 RowRange vocabulary_part(int64_t vocab, Rank rank);
@@ -61,7 +64,7 @@ ModelConfig config_of(const ModelConfig& whole, Rank rank);
 std::vector<CacheGroup> plan_groups(const ModelConfig& whole, int ranks);
 
 // Throws Error(model) for a config out of range, and Error(invalid_request) unless the model can be
-// cut over `ranks` on the CPU: it has the reason and the numbers that are possible.
-void check_ranks(const ModelConfig& whole, int ranks);
+// cut over `ranks` there: it has the reason and the numbers that are possible.
+void check_ranks(const ModelConfig& whole, WeightPlace place, int ranks);
 
 }  // namespace turbomind

@@ -17,32 +17,33 @@ size_t ModelMemory::weights() const {
   return bytes;
 }
 
-ModelMemory place_slots(std::vector<std::vector<Slot>>& slots) {
+ModelMemory place_slots(std::vector<std::vector<Slot>>& slots, WeightPlace place) {
   ModelMemory memory;
   memory.ranks.resize(slots.size());
-  const bool several = slots.size() > 1;
-  size_t at = 0;
+  const bool several = slots.size() > 1, one_arena = place == WeightPlace::host;
+  std::vector<size_t> ends(one_arena ? 1 : slots.size());  // of the arenas
   for (size_t i = 0; i < slots[0].size(); ++i)
     for (size_t r = 0; r < slots.size(); ++r) {
       Slot& slot = slots[r][i];
-      const bool shared = several && slot.cut.shared();
-      slot.offset = shared && r > 0 ? slots[0][i].offset : at;
+      const bool shared = several && slot.cut.shared(place);
+      size_t& end = ends[one_arena ? 0 : r];
+      slot.offset = shared && r > 0 ? slots[0][i].offset : end;
       if (shared && r > 0) continue;
       const size_t bytes = round_up(static_cast<int64_t>(slot.bytes), kSlotAlign);
       (shared ? memory.shared_weights : memory.ranks[r].weights) += bytes;
-      at += bytes;
+      end += bytes;
     }
   return memory;
 }
 
 ModelMemory plan_memory(const ModelConfig& whole, WeightPlace place, int ranks) {
-  check_ranks(whole, ranks);
+  check_ranks(whole, place, ranks);
   std::vector<std::vector<Slot>> slots;
   for (int r = 0; r < ranks; ++r) {
     DecoderWeights weights;
     slots.push_back(declare_slots(whole, place, {r, ranks}, weights));
   }
-  ModelMemory memory = place_slots(slots);
+  ModelMemory memory = place_slots(slots, place);
   for (int r = 0; r < ranks; ++r)
     for (const CacheGroup& group :
          plan_cache(config_of(whole, {r, ranks}), place == WeightPlace::host).groups)

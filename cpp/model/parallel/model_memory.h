@@ -25,9 +25,9 @@ struct ModelMemory {
   size_t weights() const;  // of all ranks together
 };
 
-// Places the slots of all ranks in one arena: sets their offsets, and returns their bytes with
-// padding. Pages are left out.
-ModelMemory place_slots(std::vector<std::vector<Slot>>& slots);
+// Places the slots of all ranks in one arena, or on GPUs in one of each rank: sets their offsets,
+// and returns their bytes with padding. Pages are left out.
+ModelMemory place_slots(std::vector<std::vector<Slot>>& slots, WeightPlace place);
 
 // Returns the memory of a model without making it. Throws what check_ranks() throws.
 ModelMemory plan_memory(const ModelConfig& whole, WeightPlace place, int ranks);

@@ -69,12 +69,4 @@ class RankExchange {
   std::condition_variable changed_;
 };
 
-// A rank's end of an exchange; none where there is one rank.
-struct RankLink {
-  RankExchange* exchange = nullptr;
-  int rank = 0;
-
-  explicit operator bool() const { return exchange != nullptr; }
-};
-
 }  // namespace turbomind

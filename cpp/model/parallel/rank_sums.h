@@ -1,50 +1,78 @@
-// The sums over ranks that a rank's decoder makes in a step, and the memory of its parts of them.
+// What a rank's decoder exchanges with the other ranks in a step: sums of which each makes a part,
+// columns of the logits, and whether the step goes on.
 #pragma once
 
-#include <utility>
-#include <vector>
+#include <cstdint>
+#include <memory>
 
+#include "core/context.h"
+#include "core/tensor.h"
 #include "model/model.h"
-#include "model/parallel/rank_exchange.h"
-#include "model/workspace.h"
-#include "ops/rows.h"
+#include "model/step_inputs.h"
+#include "ops/norm.h"
 
 namespace turbomind {
 
+class GpuExchange;
+class RankExchange;
+
+// A rank's end of an exchange; none where there is one rank.
+struct RankLink {
+  RankExchange* host = nullptr;
+  GpuExchange* gpu = nullptr;
+  int rank = 0;
+};
+
+// x = scale * (the sum of the ranks' parts in their order), or x += it, then y = norm(x) unless y
+// has no data. x is float32; the norm is rms_norm()'s.
+struct RankSum {
+  Mat x;
+  float scale = 1;
+  bool add = false;
+  Norm norm{};
+  Mat y{};
+};
+
+// Ranks make the same calls in the same order.
 class RankSums {
  public:
-  explicit RankSums(RankLink link) : link_(link) {}
+  virtual ~RankSums() = default;
 
-  bool several() const { return static_cast<bool>(link_); }
+  virtual bool several() const { return true; }
+  // Whether ranks have parts of the tables that are read by row.
+  virtual bool cuts_tables() const { return false; }
   // Starts a step; `cancel` may be null.
-  void begin(const StepCancel* cancel) { cancel_ = cancel; }
-  // Whether the step is to end between two layers. Ranks agree: the first one looks at the flags
-  // before each sum.
-  bool cancelled() const { return link_ ? link_.exchange->cancelled(link_.rank) : is_requested(); }
+  virtual void begin(const StepInputs& in, const StepCancel* cancel) = 0;
+  // Whether the step is to end between two layers. Ranks agree.
+  virtual bool cancelled() const = 0;
+  // Ends a step that computes no logits.
+  virtual void end() {}
 
-  // Calls make(memory for the rank's part of y) and returns the parts of all ranks in their order,
-  // valid until the next sum.
+  // Returns memory for the rank's part of the next sum, and makes the sum.
+  virtual Mat part(int64_t rows, int64_t cols) = 0;
+  virtual void sum(const RankSum& sum) = 0;
+  // Calls make(memory for the rank's part of y), and y = the sum; with one rank make(y).
   template <typename Make>
-  const std::vector<Mat>& parts(Context& ctx, const Mat& y, Make make) {
-    std::swap(memory_[0], memory_[1]);  // other ranks may still read the last part
-    const Mat part = memory_[0].view(ctx, y.rows, y.cols, DType::f32);
-    make(part);
-    const ProfileScope wait(ctx.profiler, Op::reduce_wait, 0, 0);
-    return link_.exchange->add(link_.rank, part, is_requested(), ctx.pool);
-  }
-  // y = the sum of the parts; with one rank make(y).
-  template <typename Make>
-  void total(Context& ctx, const Mat& y, Make make) {
-    if (!link_) return make(y);
-    sum_rows(ctx, parts(ctx, y, make), 1.0f, false, y);
+  void total(const Mat& y, Make make) {
+    if (!several()) return make(y);
+    make(part(y.rows, y.cols));
+    sum({y});
   }
 
- private:
-  bool is_requested() const { return cancel_ && cancel_->requested(); }
-
-  const RankLink link_;
-  const StepCancel* cancel_ = nullptr;
-  Workspace memory_[2];  // the first has the newer part
+  // Where a rank computes its columns of the logits: from `first_col` on in a matrix of all, or a
+  // matrix of their own.
+  struct Columns {
+    Mat y;
+    bool part = false;  // y has the columns of other ranks too
+    int64_t first_col = 0;
+  };
+  virtual Columns columns(const Mat& logits, int64_t begin, int64_t count) = 0;
+  // Brings the columns of all ranks into `logits`, and ends the step.
+  virtual void join_columns(const Mat& logits) = 0;
 };
+
+// `ctx` and what `link` points to stay alive.
+std::unique_ptr<RankSums> make_rank_sums(Context& ctx, RankLink link);
+std::unique_ptr<RankSums> make_gpu_rank_sums(Context& ctx, RankLink link);
 
 }  // namespace turbomind

@@ -91,10 +91,10 @@ class FaultyGroup final : public Model {
     RankExchange::test_hook = [this](int rank) { watches_[rank]->begin_op(); };
     group_ = make();
     RankExchange::test_hook = nullptr;
-    const std::vector<Profiler*> profilers = group_->profilers();
+    const std::vector<Context*> contexts = group_->contexts();
     for (int r = 0; r < ranks; ++r) {
-      profilers[r]->device = watches_[r].get();
-      profilers[r]->enabled = true;
+      contexts[r]->profiler.device = watches_[r].get();
+      contexts[r]->profiler.enabled = true;
     }
   }
 
@@ -107,7 +107,7 @@ class FaultyGroup final : public Model {
     return group_->numerics_fingerprint();
   }
   Context& context() override { return group_->context(); }
-  std::vector<Profiler*> profilers() override { return group_->profilers(); }
+  std::vector<Context*> contexts() override { return group_->contexts(); }
   void reserve(const StepLimits& most) override { group_->reserve(most); }
   PageIo& pages() override { return group_->pages(); }
   void release() noexcept override { group_->release(); }

@@ -79,10 +79,10 @@ def emulated(*indices: int) -> list[_C.GpuOptions]:
 def test_the_core_takes_a_gpu_for_each_rank(config: Path) -> None:
     core = describe(config, weights=False, gpu=True).to_core()
     _C.DecoderBuilder(core, "auto", 1, emulated(1))
+    _C.DecoderBuilder(core, "auto", 1, emulated(0, 1), None, 2)
     for gpus, ranks, expected in (
         ((0,), 2, "tp is 2, expected 1, the number of GPUs"),
         ((0, 1), 1, "tp is 1, expected 2, the number of GPUs"),
-        ((0, 1), 2, "tp is 2, expected 1 on a GPU"),
         ((9,), 1, "device index: got 9, expected 0 to 3"),
     ):
         with pytest.raises(InvalidRequest) as refusal:

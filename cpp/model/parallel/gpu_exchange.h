@@ -1,0 +1,101 @@
+// What the ranks of a group on GPUs share: memory for their parts of sums and logits, the counters
+// by which their kernels wait for each other, and the flags that end such waits.
+//
+// The memory is device memory of each rank where all GPUs can use each other's, else pinned memory
+// of the host. Ranks on one GPU, for checks, take turns on one stream: their host threads wait for
+// each other instead of the kernels (model/parallel/rank_exchange.h).
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/tensor.h"
+#include "cuda/gpu_context.h"
+#include "linear/weight_format.h"
+#include "model/parallel/rank_exchange.h"
+#include "ops/rank_sum_cuda.h"
+
+namespace turbomind {
+
+class GpuExchange {
+ public:
+  // The contexts stay alive, and those of one GPU have the same stream. `widest`: columns of a sum;
+  // `vocabulary`: the columns of the logits that each rank computes.
+  GpuExchange(std::vector<GpuContext*> gpus, int64_t widest, std::vector<RowRange> vocabulary);
+
+  int ranks() const { return static_cast<int>(ranks_.size()); }
+  bool takes_turns() const { return turns_ != nullptr; }
+  // Has memory for steps of so many tokens and sampled rows. Waits for all ranks where it has to
+  // grow.
+  void reserve(int64_t tokens, int64_t samples);
+
+  // ---- Between steps.
+  void begin_step();
+  // The count before the first one of the step.
+  uint32_t first_count() const { return step_ * kCountsPerStep; }
+  // `done` passes when the first rank has sampled, and so all ranks have ended the step; `tokens`,
+  // if any, are then in pinned memory.
+  void set_sampled(const int32_t* tokens, EventHandle done);
+  // Makes a rank's stream wait for them, and returns them; null before the first.
+  const int32_t* sampled(int rank) const;
+
+  // ---- In a step, by each rank. `number` is that of an exchange, from 1.
+  Mat part(int rank, uint32_t number, int64_t rows, int64_t cols) const;
+  Mat logits(int rank, int64_t rows) const;
+  // Fills in what the kernels of an exchange take; where ranks take turns, it returns when all have
+  // submitted what is before it. Throws RankReleased when another one has failed.
+  DeviceRankSum sum_of(int rank, uint32_t number, int64_t rows, int64_t cols) const;
+  DeviceRankColumns columns_of(int rank, uint32_t number, int64_t rows) const;
+  DeviceExchange meeting(int rank, uint32_t number) const;
+  void take_turn(int rank, const ThreadPool& pool);
+
+  // ---- Errors.
+  // Ends all waits of this step once the one before it has ended; by any thread.
+  void fail() noexcept;
+  // Waits until no rank has work, and returns its error: that of a rank's own, else the one of a
+  // wait that took too long, else null. Afterwards a next step can run.
+  std::exception_ptr drain() noexcept;
+  // Throws what drain() returns where a wait was ended; for after the host has waited for a rank.
+  void check();
+  void release() noexcept;
+
+ private:
+  static constexpr uint32_t kCountsPerStep = 1 << 12;  // a step has fewer exchanges
+
+  // Memory that all ranks read.
+  class Shared {
+   public:
+    Shared() = default;
+    Shared(Gpu& gpu, size_t bytes, bool peers);
+    uint8_t* data() const { return device_ ? device_.data() : pinned_.data(); }
+
+   private:
+    DeviceBuffer device_;
+    PinnedBuffer pinned_;
+  };
+  struct RankState {
+    GpuContext* gpu;
+    Shared parts[2], logits, counter;
+  };
+
+  static bool connect(const std::vector<GpuContext*>& gpus);
+  std::string name_of(int rank) const;
+  uint32_t& flag(int index) const { return flags_.as<uint32_t>()[index]; }  // 0: stop; 1 + rank
+  std::exception_ptr wait_error() const noexcept;
+
+  std::vector<RankState> ranks_;
+  const int64_t widest_;
+  const std::vector<RowRange> vocabulary_;
+  const std::unique_ptr<RankExchange> turns_;  // null: kernels wait
+  const bool peers_;
+  PinnedBuffer flags_;
+  int64_t tokens_ = 0, samples_ = 0;
+  uint32_t step_ = 0;
+  const int32_t* sampled_ = nullptr;
+  EventHandle last_done_ = nullptr;
+};
+
+}  // namespace turbomind

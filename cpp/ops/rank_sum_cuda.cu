@@ -1,0 +1,205 @@
+// An exchange is the beginning of a kernel. Every block tells the other ranks that this one has
+// come, so that no block needs another one to run first, and waits for them. What they have stored
+// is then read by plain loads, which come after the acquiring ones of the wait; ld.global.nc would
+// not do, for other devices write that memory while this context lives.
+#include "ops/rank_sum_cuda.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "cuda/device_wait.h"
+#include "cuda/four_cuda.h"
+#include "cuda/kernel.h"
+#include "ops/norm_row_cuda.h"
+
+namespace turbomind::TM_CUDA_NS {
+namespace {
+
+constexpr int kThreads = kNormThreads;
+constexpr int kColsPerBlock = 4 * kThreads;
+
+// All threads of the block call it, before the block stores anything.
+TM_DEVICE void meet_ranks(const DeviceExchange& e) {
+  if (!e.waits) return;
+  const uint32_t count = load(e.base) + e.number;
+  if (threadIdx.x == 0) post_count(e.counters[e.own], count);
+  __syncthreads();
+  const int rank = threadIdx.x;
+  if (rank < e.ranks && rank != e.own &&
+      !wait_for_count(e.counters[rank], count, e.stop, e.limit_ns) && load(e.stop) == 0) {
+    store(e.missing, static_cast<uint32_t>(1 + rank));
+    post_count(e.stop, 1);
+  }
+  __syncthreads();
+}
+
+// Four columns of the sum, in the order of the ranks, from memory that all of them have filled.
+TM_DEVICE float4 sum_four(const DeviceRankSum& p, int c) {
+  const auto part = [&](int r) {
+    return load_four(p.parts[r] + blockIdx.x * p.part_stride, c, p.cols);
+  };
+  float4 sum = part(0);
+  for (int r = 1; r < p.exchange.ranks; ++r) {
+    const float4 v = part(r);
+    sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
+  }
+  return sum;
+}
+
+// Updates four columns of x and returns them.
+TM_DEVICE float4 update_four(const DeviceRankSum& p, int c) {
+  float* row = p.x + blockIdx.x * p.x_stride;
+  const float4 sum = sum_four(p, c);
+  float4 x = make_float4(p.scale * sum.x, p.scale * sum.y, p.scale * sum.z, p.scale * sum.w);
+  if (p.add) {
+    x = load_four(row, c, p.cols);
+    x = make_float4(fma(p.scale, sum.x, x.x), fma(p.scale, sum.y, x.y), fma(p.scale, sum.z, x.z),
+                    fma(p.scale, sum.w, x.w));
+  }
+  store_four(row, c, p.cols, x);
+  return x;
+}
+
+TM_KERNEL(kThreads, 4) void rank_sum_rows(const TM_GRID_CONSTANT DeviceRankSum p) {
+  let_next_start();
+  wait_for_previous();
+  meet_ranks(p.exchange);
+  const int c = blockIdx.y * kColsPerBlock + 4 * threadIdx.x;
+  if (c < p.cols) update_four(p, c);
+}
+
+// With a norm of up to 4096 columns.
+template <typename T>
+TM_KERNEL(kThreads, 3)
+void rank_sum_norm_rows(const TM_GRID_CONSTANT DeviceRankSum p) {
+  let_next_start();
+  float4 v[kHeld] = {}, w[kHeld] = {};
+  load_held_weights(p.norm, w);
+  wait_for_previous();
+  meet_ranks(p.exchange);
+  const int pieces = (p.cols + 3) / 4;
+#pragma unroll
+  for (int j = 0; j < kHeld; ++j) {
+    const int i = threadIdx.x + j * kThreads;
+    if (i < pieces) v[j] = update_four(p, 4 * i);
+  }
+  norm_held<T>(p.norm, v, w);
+}
+
+// With a norm of any width.
+template <typename T>
+TM_KERNEL(kThreads, 4)
+void rank_sum_norm_wide_rows(const TM_GRID_CONSTANT DeviceRankSum p) {
+  let_next_start();
+  wait_for_previous();
+  meet_ranks(p.exchange);
+  float4* row = shared_row();
+  const int pieces = (p.cols + 3) / 4;
+  float4 s = make_float4(0, 0, 0, 0);
+#pragma unroll 2
+  for (int i = threadIdx.x; i < pieces; i += kThreads) {
+    row[i] = update_four(p, 4 * i);  // read again by this thread alone
+    s = add_squares(row[i], s);
+  }
+  norm_shared<T>(p.norm, row, s);
+}
+
+// A block has some columns of one rank's part: gridDim.y = ranks * blocks of the widest part.
+TM_KERNEL(kThreads, 4)
+void rank_columns(const TM_GRID_CONSTANT DeviceRankColumns p) {
+  let_next_start();
+  wait_for_previous();
+  meet_ranks(p.exchange);
+  if (p.y == nullptr) return;
+  const int blocks_per_part = gridDim.y / p.exchange.ranks;
+  const int rank = blockIdx.y / blocks_per_part;
+  const int cols = p.begin[rank + 1] - p.begin[rank];
+  const int c = blockIdx.y % blocks_per_part * kColsPerBlock + 4 * threadIdx.x;
+  if (c >= cols) return;
+  const float4 v = load_four(p.parts[rank] + blockIdx.x * p.part_strides[rank], c, cols);
+  store_four(p.y + blockIdx.x * p.y_stride + p.begin[rank], c, cols, v);
+}
+
+TM_KERNEL(kWarp, 1) void meet_only(const TM_GRID_CONSTANT DeviceExchange p) {
+  let_next_start();
+  wait_for_previous();
+  meet_ranks(p);
+}
+
+void check(const char* op, const DeviceExchange& e) {
+  if (e.ranks < 1 || e.ranks > kMostGpuRanks || e.own < 0 || e.own >= e.ranks)
+    throw_error(ErrorCode::internal, op, ": got rank ", e.own, " of ", e.ranks,
+                ", expected at most ", kMostGpuRanks);
+  if (e.waits && (e.base == nullptr || e.stop == nullptr || e.missing == nullptr))
+    throw_error(ErrorCode::internal, op, ": got no counters, expected those of all ranks");
+}
+
+int blocks_of(int cols) {
+  return (cols + kColsPerBlock - 1) / kColsPerBlock;
+}
+
+template <typename T>
+void launch_normed(StreamHandle stream, const DeviceRankSum& s) {
+  const dim3 grid(static_cast<unsigned>(s.rows));
+  if (s.cols <= kHeldCols)
+    launch<rank_sum_norm_rows<T>>(stream, grid, kThreads, kNormSums, s);
+  else
+    launch<rank_sum_norm_wide_rows<T>>(stream, grid, kThreads, kNormSums + shared_row_bytes(s.cols),
+                                       s);
+}
+
+void sum(StreamHandle stream, const DeviceRankSum& s) {
+  check("rank_sum", s.exchange);
+  const DeviceNorm& n = s.norm;
+  if (s.rows < 1 || s.cols < 1 || s.part_stride < s.cols || s.x_stride < s.cols ||
+      (n.y && (n.rows != s.rows || n.cols != s.cols || n.cols > kMaxNormCols || n.padded < n.cols ||
+               n.y_stride < n.padded)))
+    throw_error(ErrorCode::internal, "rank_sum: got [", s.rows, ", ", s.cols, "] with strides ",
+                s.part_stride, " and ", s.x_stride, " and a norm of [", n.rows, ", ", n.cols,
+                "] padded to ", n.padded, " with stride ", n.y_stride,
+                ", expected equal shapes in rows that hold them, a norm of at most ", kMaxNormCols,
+                " columns");
+  if (!n.y) {
+    const dim3 grid(static_cast<unsigned>(s.rows), static_cast<unsigned>(blocks_of(s.cols)));
+    return launch<rank_sum_rows>(stream, grid, kThreads, 0, s);
+  }
+  switch (n.y_dtype) {
+    case DType::f32:
+      return launch_normed<float>(stream, s);
+    case DType::bf16:
+      return launch_normed<Bf16>(stream, s);
+    case DType::f16:
+      return launch_normed<F16>(stream, s);
+  }
+}
+
+void columns(StreamHandle stream, const DeviceRankColumns& c) {
+  check("rank_columns", c.exchange);
+  int widest = 1;
+  for (int r = 0; r < c.exchange.ranks; ++r) {
+    const int cols = c.begin[r + 1] - c.begin[r];
+    if (cols < 0 || c.part_strides[r] < cols)
+      throw_error(ErrorCode::internal, "rank_columns: rank ", r, " has ", cols,
+                  " columns with stride ", c.part_strides[r], ", expected rows that hold them");
+    widest = std::max(widest, cols);
+  }
+  if (c.rows < 1 || (c.y && c.y_stride < c.begin[c.exchange.ranks]))
+    throw_error(ErrorCode::internal, "rank_columns: got ", c.rows, " rows with stride ", c.y_stride,
+                ", expected at least 1 of ", c.begin[c.exchange.ranks], " columns");
+  if (!c.y) return launch<meet_only>(stream, dim3(1), kWarp, 0, c.exchange);
+  const int blocks = blocks_of(widest);
+  const dim3 grid(static_cast<unsigned>(c.rows), static_cast<unsigned>(blocks * c.exchange.ranks));
+  launch<rank_columns>(stream, grid, kThreads, 0, c);
+}
+
+void meet(StreamHandle stream, const DeviceExchange& e) {
+  check("rank_meet", e);
+  if (e.waits) launch<meet_only>(stream, dim3(1), kWarp, 0, e);
+}
+
+}  // namespace
+
+extern const RankSumCuda kRankSumCuda;
+const RankSumCuda kRankSumCuda{sum, columns, meet};
+
+}  // namespace turbomind::TM_CUDA_NS

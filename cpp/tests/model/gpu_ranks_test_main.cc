@@ -1,0 +1,336 @@
+// A whole decoder cut over ranks on emulated GPUs, against the same one on a GPU and in float32 on
+// the CPU: sums in memory of peers or of the host, ranks that take turns on one GPU, sampled tokens
+// that all ranks read, and errors of a rank.
+#define TM_CUDA_NS cuda_emulated
+#define TM_CUDA_EMULATED 1
+#include <atomic>
+#include <cmath>
+#include <memory>
+#include <numeric>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/error.h"
+#include "cuda/device_wait.h"
+#include "cuda/emulated_gpu.h"
+#include "cuda/gpu_context.h"
+#include "model/decoder.h"
+#include "tests/check.h"
+#include "tests/cuda/emulator_kernels.h"
+#include "tests/model/rank_models.h"
+
+namespace turbomind {
+namespace {
+
+std::vector<GpuOptions> gpus(const std::vector<int>& indices) {
+  std::vector<GpuOptions> all;
+  for (const int index : indices) {
+    GpuOptions& gpu = all.emplace_back();
+    gpu.kind = GpuKind::emulated;
+    gpu.index = index;
+  }
+  return all;
+}
+
+std::unique_ptr<Model> build(const ModelConfig& config, const std::vector<int>& indices) {
+  DecoderBuilder builder(config, Isa::portable, 1, gpus(indices),
+                         std::max<int>(1, static_cast<int>(indices.size())));
+  builder.fill_dummy(3);
+  return builder.finish(true);
+}
+
+std::vector<int> first(int ranks) {
+  std::vector<int> indices(ranks);
+  std::iota(indices.begin(), indices.end(), 0);
+  return indices;
+}
+
+ModelConfig small_gpu(int kv_heads = 2) {
+  return small(kv_heads, "bfloat16");
+}
+
+// The root of the mean square, as a share of that of `want`.
+double rms_error(const std::vector<float>& got, const std::vector<float>& want) {
+  CHECK(got.size() == want.size());
+  double errors = 0, all = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    CHECK(std::isfinite(got[i]));
+    errors += (double{got[i]} - want[i]) * (double{got[i]} - want[i]);
+    all += double{want[i]} * want[i];
+  }
+  return std::sqrt(errors / all);
+}
+
+void test_logits_are_as_near_as_those_of_one_gpu() {
+  for (const Variant& variant : variants()) {
+    const bool plain = variant.name == std::string("plain");
+    for (const int kv_heads : plain ? std::vector<int>{1, 2, 4} : std::vector<int>{2}) {
+      ModelConfig exact = small(kv_heads), config = small_gpu(kv_heads);
+      variant.change(exact);
+      variant.change(config);
+      const std::vector<float> want = Bench(*build(exact, {})).all(kTokens);
+      const double one = rms_error(Bench(*build(config, {0})).all(kTokens), want);
+      for (const int ranks : plain ? std::vector<int>{2, 4} : std::vector<int>{2}) {
+        const auto group = build(config, first(ranks));
+        const double error = rms_error(Bench(*group).all(kTokens), want);
+        CHECK(error <= 1.1 * one, "%s, %d KV heads, %d ranks: %g, one GPU %g", variant.name,
+              kv_heads, ranks, error, one);
+      }
+    }
+  }
+}
+
+// A prompt, then single tokens, which are captured and replayed.
+std::vector<float> prompt_and_tokens(Model& model) {
+  Bench bench(model);
+  std::vector<float> logits = bench.step({40});
+  for (int i = 0; i < 5; ++i) {
+    const std::vector<float> next = bench.step({1});
+    logits.insert(logits.end(), next.begin(), next.end());
+  }
+  return logits;
+}
+
+// The order in which the devices proceed, the memory of the sums and one GPU in place of two.
+void test_bits_depend_on_the_degree_alone() {
+  const ModelConfig config = small_gpu();
+  const std::vector<float> want = prompt_and_tokens(*build(config, first(2)));
+  for (uint64_t seed = 0; seed < 12; ++seed) {
+    emulator::set_schedule_seed(seed);
+    CHECK(same_bits(prompt_and_tokens(*build(config, first(2))), want), "seed %d", int(seed));
+  }
+  CHECK(same_bits(prompt_and_tokens(*build(config, {1, 0})), want));
+  CHECK(same_bits(prompt_and_tokens(*build(config, {0, 0})), want), "two ranks on one GPU");
+  CHECK(same_bits(prompt_and_tokens(*build(config, {2, 2})), want), "on another one");
+  emulator::set_peer_access(false);
+  for (uint64_t seed = 0; seed < 4; ++seed) {
+    emulator::set_schedule_seed(seed);
+    CHECK(same_bits(prompt_and_tokens(*build(config, first(2))), want), "memory of the host");
+  }
+  emulator::set_peer_access(true);
+  const auto profiled = build(config, first(2));
+  for (Context* context : profiled->contexts()) context->profiler.enabled = true;
+  CHECK(same_bits(prompt_and_tokens(*profiled), want), "not captured");
+  CHECK(build(config, {0, 0})->numerics_fingerprint() == profiled->numerics_fingerprint());
+  CHECK(build(config, {0})->numerics_fingerprint() + "/tp2" == profiled->numerics_fingerprint());
+}
+
+// Their kernels are those of one GPU, which give a row the same bits in any batch.
+void test_chunks_and_batches_change_no_bits() {
+  for (const Variant& variant : variants()) {
+    const std::string name = variant.name;
+    if (name != "plain" && name != "tied head" && name != "per-layer inputs") continue;
+    ModelConfig config = small_gpu();
+    variant.change(config);
+    const auto group = build(config, first(2));
+    const std::vector<float> want = Bench(*group).all(kTokens);
+    for (const int chunk : {7, 64})
+      CHECK(same_bits(Bench(*group).all(chunk), want), "%s, chunks of %d", variant.name, chunk);
+    Bench batch(*group, 3);
+    std::vector<float> rows = batch.step({100, 20, 1});
+    rows.resize(100 * group->vocab());
+    const std::vector<float> rest = batch.step({50, 0, 30});
+    rows.insert(rows.end(), rest.begin(), rest.begin() + 50 * group->vocab());
+    CHECK(same_bits(rows, want), "%s, beside others", variant.name);
+  }
+}
+
+// Steps within the limits allocate nothing, on any rank.
+void test_no_allocation() {
+  const auto group = build(small_gpu(), first(2));
+  group->reserve({kTokens, 3, kTokens, 400, 3});
+  Bench bench(*group, 3);
+  const int64_t before = emulator::allocations();
+  bench.step({100, 20, 1});
+  for (int i = 0; i < 3; ++i) bench.step({1, 1, 1});
+  CHECK(emulator::allocations() == before);
+}
+
+// Greedy tokens of `count` sequences, each step submitted before the tokens of the last are read.
+std::vector<int32_t> sampled(Model& model, int count, int steps) {
+  model.pages().allocate_pages(std::vector<int64_t>(model.groups().size(), count));
+  std::vector<std::vector<int32_t>> tables(count);
+  StepBatch batch;
+  std::vector<SampleRow> rows(count);
+  std::vector<int32_t> all, tokens(count);
+  StepOutputs& outputs = *model.outputs();
+  for (int step = 0; step < steps; ++step) {
+    const int length = step == 0 ? 5 : 1;
+    batch = {};
+    for (int s = 0; s < count; ++s) {
+      tables[s] = {s};
+      StepRow& row = batch.rows.emplace_back();
+      row.q_begin = static_cast<int64_t>(batch.token_ids.size());
+      row.q_len = length;
+      row.kv_begin = step == 0 ? 0 : 4 + step;
+      row.pages.assign(model.groups().size(), tables[s].data());
+      for (int i = 0; i < length; ++i) {
+        batch.token_ids.push_back(step == 0 ? 7 * s + i : 0);
+        batch.positions.push_back(static_cast<int32_t>(row.kv_begin + i));
+        if (step > 0) batch.token_from.push_back(s);
+      }
+      batch.sample_rows.push_back(static_cast<int32_t>(batch.token_ids.size() - 1));
+      rows[s].logits_row = rows[s].out = s;
+      rows[s].temperature = 0;
+    }
+    model.forward(batch, nullptr, nullptr);
+    outputs.submit_sample(rows.data(), count);
+    if (step == 0) continue;
+    outputs.read_tokens(tokens.data());
+    all.insert(all.end(), tokens.begin(), tokens.end());
+  }
+  outputs.read_tokens(tokens.data());
+  all.insert(all.end(), tokens.begin(), tokens.end());
+  return all;
+}
+
+void test_sampled_tokens_reach_all_ranks() {
+  const ModelConfig config = small_gpu();
+  const std::vector<int32_t> want = sampled(*build(config, {0, 0}), 3, 12);
+  CHECK(std::set<int32_t>(want.begin(), want.end()).size() > 3);
+  for (uint64_t seed = 0; seed < 8; ++seed) {
+    emulator::set_schedule_seed(seed);
+    emulator::set_peer_access(seed % 2 == 0);
+    CHECK(sampled(*build(config, first(2)), 3, 12) == want, "seed %d", int(seed));
+  }
+  emulator::set_peer_access(true);
+}
+
+// Throws before some op of a step.
+class Thrower final : public DeviceTimer {
+ public:
+  explicit Thrower(int op) : left_(op) {}
+  void begin() override {
+    if (left_-- == 0) throw_error(ErrorCode::model, "this rank was asked to fail");
+  }
+  void end(Op) noexcept override {}
+  void collect(OpStats&) override {}
+
+ private:
+  int left_;
+};
+
+// The step fails with the rank's error, wherever that is, the one before it does not, and the next
+// one runs.
+void test_a_rank_that_throws_fails_the_step_alone() {
+  for (const std::vector<int>& indices : {std::vector<int>{0, 1}, std::vector<int>{0, 0}}) {
+    const auto group = build(small_gpu(), indices);
+    const std::vector<float> want = Bench(*group).all(kTokens);
+    for (const int rank : {0, 1})
+      for (const int op : {0, 3, 8, 20}) {
+        Profiler& profiler = group->contexts()[rank]->profiler;
+        Thrower thrower(op);
+        DeviceTimer* const timer = std::exchange(profiler.device, &thrower);
+        profiler.enabled = true;
+        std::string error;
+        try {
+          Bench(*group).all(kTokens);
+        } catch (const Error& e) {
+          error = e.what();
+        }
+        CHECK(error == "this rank was asked to fail", "%s", error.c_str());
+        profiler.enabled = false;
+        profiler.device = timer;
+        CHECK(same_bits(Bench(*group).all(kTokens), want), "after op %d of rank %d", op, rank);
+      }
+  }
+}
+
+}  // namespace
+
+namespace cuda_emulated {
+namespace {
+
+struct Gate {
+  const uint32_t* open;
+  const uint32_t* stop;
+};
+
+TM_KERNEL(32, 1) void wait_for_gate(const Gate p) {
+  wait_for_previous();
+  if (threadIdx.x == 0) wait_for_count(p.open, 1, p.stop, 1000);
+}
+
+}  // namespace
+}  // namespace cuda_emulated
+
+namespace {
+
+// The GPU of rank 1 is busy with something else for too long.
+void test_a_rank_that_does_not_come_is_named() {
+  const auto group = build(small_gpu(), first(2));
+  const std::vector<float> want = Bench(*group).all(kTokens);
+  GpuContext* const second = group->contexts()[1]->gpu;
+  const PinnedBuffer words(second->gpu(), 64);
+  std::fill_n(words.as<uint32_t>(), 16, 0u);
+  Bench bench(*group);
+  emulator::set_wait_limit(0);
+  second->gpu().make_current();
+  cuda_emulated::launch<cuda_emulated::wait_for_gate>(
+      second->handle(), cuda_emulated::dim3(1), 32, 0,
+      cuda_emulated::Gate{words.as<uint32_t>(), words.as<uint32_t>() + 1});
+  CHECK(cuda_emulated::throws(
+      "rank 1 (GPU 1) did not come to a sum within 10 s, while rank 0 (GPU 0) waited for it",
+      [&] { bench.all(kTokens); }));
+  emulator::set_wait_limit(10);
+  CHECK(same_bits(Bench(*group).all(kTokens), want));
+}
+
+void test_pages_are_those_of_the_fullest_gpu() {
+  emulator::set_device_bytes(64 << 20);
+  emulator::set_device_bytes(1, 32 << 20);
+  const ModelConfig config = small_gpu();
+  const auto group = build(config, first(2)), one = build(config, {1}),
+             twice = build(config, {2, 2});
+  CHECK(group->free_bytes() > one->free_bytes() && group->free_bytes() <= 2 * (32 << 20));
+  CHECK(twice->free_bytes() > 32 << 20 && twice->free_bytes() <= 64 << 20);
+  emulator::set_device_bytes(size_t{1} << 30);
+}
+
+void test_a_cancelled_step_does_not_run() {
+  const auto group = build(small_gpu(), first(2));
+  Bench bench(*group);
+  const std::atomic<bool> flag{true};
+  const StepCancel cancel{{&flag}};
+  bench.step({10}, &cancel);
+  CHECK(!bench.complete);
+  CHECK(same_bits(bench.all(kTokens), Bench(*build(small_gpu(), first(2))).all(kTokens)));
+}
+
+void test_what_is_refused() {
+  const auto refuses = [](const std::string& text, const std::function<void()>& f) {
+    CHECK(cuda_emulated::throws(text, f));
+  };
+  const ModelConfig config = small_gpu();
+  refuses("tp is 3, but layer 0 has 4 heads; expected 1, 2 or 4",
+          [&] { build(config, {0, 1, 2}); });
+  refuses("device: got 2 GPUs for 4 ranks, expected one for all or one for each",
+          [&] { build(config, {0, 1, 0, 1}); });
+  refuses("tp is 2, expected 1, the number of GPUs",
+          [&] { DecoderBuilder(config, Isa::portable, 1, gpus({0}), 2); });
+  emulator::set_device_bytes(1, 1 << 16);
+  refuses("which are free on emulated GPU, GPU 1", [&] { build(config, first(2)); });
+  emulator::set_device_bytes(size_t{1} << 30);
+}
+
+}  // namespace
+}  // namespace turbomind
+
+int main(int argc, char** argv) {
+  using namespace turbomind;
+  return run_cases(argc, argv,
+                   {
+                       TM_CASE(test_logits_are_as_near_as_those_of_one_gpu),
+                       TM_CASE(test_bits_depend_on_the_degree_alone),
+                       TM_CASE(test_chunks_and_batches_change_no_bits),
+                       TM_CASE(test_no_allocation),
+                       TM_CASE(test_sampled_tokens_reach_all_ranks),
+                       TM_CASE(test_a_rank_that_throws_fails_the_step_alone),
+                       TM_CASE(test_a_rank_that_does_not_come_is_named),
+                       TM_CASE(test_pages_are_those_of_the_fullest_gpu),
+                       TM_CASE(test_a_cancelled_step_does_not_run),
+                       TM_CASE(test_what_is_refused),
+                   });
+}
