@@ -3,6 +3,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <map>
+#include <mutex>
+#include <new>
+#include <vector>
+
 #include "core/error.h"
 
 #if !defined(__x86_64__)
@@ -94,15 +99,56 @@ Fiber::Fiber() {
 #endif
 }
 
+namespace {
+
+// Stacks of fibers that are gone, for the next ones: a launch that waits for another device throws
+// its blocks' fibers away each time that it is tried.
+class Stacks {
+ public:
+  static Stacks& get() {
+    static Stacks& stacks = *new Stacks;  // never destroyed: threads may still run at exit
+    return stacks;
+  }
+  // Returns a guard page and a stack behind it.
+  uint8_t* take(size_t bytes, size_t guard) {
+    {
+      const std::lock_guard lock(mutex_);
+      std::vector<uint8_t*>& kept = kept_[bytes];
+      if (!kept.empty()) {
+        uint8_t* const map = kept.back();
+        kept.pop_back();
+        return map;
+      }
+    }
+    void* map = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (map == MAP_FAILED || mprotect(map, guard, PROT_NONE) != 0)
+      throw_error(ErrorCode::internal, "no memory for the ", bytes, " bytes of a fiber's stack");
+    return static_cast<uint8_t*>(map);
+  }
+  void give_back(uint8_t* map, size_t bytes) noexcept {
+    const std::lock_guard lock(mutex_);
+    std::vector<uint8_t*>& kept = kept_[bytes];
+    try {
+      if (kept.size() < kMost) return kept.push_back(map);
+    } catch (const std::bad_alloc&) {  // it is unmapped instead
+    }
+    munmap(map, bytes);
+  }
+
+ private:
+  static constexpr size_t kMost = 2048;  // of a size: two blocks of the largest kind
+
+  std::mutex mutex_;
+  std::map<size_t, std::vector<uint8_t*>> kept_;  // by size
+};
+
+}  // namespace
+
 Fiber::Fiber(size_t stack_bytes, int stagger) {
   const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   map_bytes_ = page + (stack_bytes + page - 1) / page * page;
-  void* map = mmap(nullptr, map_bytes_, PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (map == MAP_FAILED || mprotect(map, page, PROT_NONE) != 0)
-    throw_error(ErrorCode::internal, "no memory for the ", stack_bytes,
-                " bytes of a fiber's stack");
-  map_ = static_cast<uint8_t*>(map);
+  map_ = Stacks::get().take(map_bytes_, page);
   const size_t spread = static_cast<size_t>(stagger % 32) * 192;
   low_ = map_ + page;
   low_bytes_ = map_bytes_ - page - spread;
@@ -122,7 +168,7 @@ Fiber::~Fiber() {
 #if defined(__SANITIZE_THREAD__)
   if (map_) __tsan_destroy_fiber(thread_fiber_);
 #endif
-  if (map_) munmap(map_, map_bytes_);
+  if (map_) Stacks::get().give_back(map_, map_bytes_);
 }
 
 TM_NOT_TRACED void Fiber::switch_to(Fiber& from, Fiber& to, [[maybe_unused]] bool last) {
