@@ -116,13 +116,13 @@ def on_its_device(
         the device was chosen automatically, the description is then that of the CPU.
     """
     info = described(model, options, weights=False)
-    gpu = gpu_options(options["device"], dtype=options["dtype"], tp=rank_count(options.get("tp")))
-    fault = model_fault(info, gpu) if gpu else ""
+    gpus = gpu_options(options["device"], dtype=options["dtype"], tp=options.get("tp"))
+    fault = model_fault(info, gpus) if gpus else ""
     if not fault:
         return info, None
     if is_automatic(options["device"]):
         info = described(model, options | {"device": "cpu"}, weights=False)
-    return info, f"{device_name(gpu)}: {fault}"
+    return info, f"{device_name(gpus)}: {fault}"
 
 
 def machine(device: str = "auto", tp: int | None = None) -> dict[str, Any]:
@@ -132,8 +132,8 @@ def machine(device: str = "auto", tp: int | None = None) -> dict[str, Any]:
         device: The device to resolve, as on the command line.
         tp: The ranks, as on the command line.
     """
-    gpu = gpu_options(device, tp=rank_count(tp))
-    fault = gpu_fault()
+    chosen = gpu_options(device, tp=tp)
+    fault = gpu_fault(rank_count(tp, device))
     gpus = [found for found in _C.gpu_devices() if found.kind == "cuda"]
     return {
         "cpu": _C.cpu_name(),
@@ -142,7 +142,7 @@ def machine(device: str = "auto", tp: int | None = None) -> dict[str, Any]:
         "isa": _C.resolve_isa("auto"),
         "available_isas": _C.available_isas(),
         "amx_hindrance": _C.amx_hindrance() or None,
-        "device": device_name(gpu),
+        "device": device_name(chosen),
         "gpu_fault": fault or None,
         "cublaslt": None if fault else _C.cublaslt_note(library_folders()),
         "gpus": [

@@ -38,8 +38,8 @@ Device = Annotated[
     str | None,
     typer.Option(
         metavar="DEVICE",
-        help="auto, cpu, cuda or cuda:N. auto: $TURBOMIND_DEVICE, else a working GPU, else "
-        "the CPU. "
+        help="auto, cpu, cuda, cuda:N, or the GPU of each rank: cuda:0,1. auto: "
+        "$TURBOMIND_DEVICE, else GPUs that work, else the CPU. "
         "[default: auto]",
     ),
 ]
@@ -66,7 +66,7 @@ Tp = Annotated[
     int | None,
     typer.Option(
         help="Tensor parallelism: ranks of the CPU that the model is cut over. [default: "
-        "$TURBOMIND_TP, else 1]"
+        "$TURBOMIND_TP, else the number of GPUs of --device, else 1]"
     ),
 ]
 
@@ -170,16 +170,16 @@ def described(
         model,
         **given,
         weights=weights,
-        gpu=chosen_gpu(engine) is not None,
+        gpu=bool(chosen_gpus(engine)),
         quantize=read_quantize(*map(engine.get, ("quantize", "head", "group_size"))),
-        tp=rank_count(engine.get("tp")),
+        tp=rank_count(**_given(engine, "tp", "device")),
     )
 
 
-def chosen_gpu(engine: Mapping[str, Any]) -> _C.GpuOptions | None:
-    """Returns the GPU that an engine with these options uses; None for the CPU."""
-    given = _given(engine, "device", "deterministic", "isa", "dtype", "kv_dtype")
-    return gpu_options(**given, tp=rank_count(engine.get("tp")))
+def chosen_gpus(engine: Mapping[str, Any]) -> list[_C.GpuOptions]:
+    """Returns the GPU of each rank of an engine with these options; none for the CPU."""
+    given = _given(engine, "device", "deterministic", "isa", "dtype", "kv_dtype", "tp")
+    return gpu_options(**given)
 
 
 def _given(engine: Mapping[str, Any], *names: str) -> dict[str, Any]:

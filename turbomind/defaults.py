@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import turbomind._C as _C
@@ -34,11 +35,11 @@ GPU = Defaults("90%", None, 2048, 25.0, warm_up=True)
 EMULATED = replace(GPU, cache_memory="64MiB", warm_up=False)
 
 
-def defaults(gpu: _C.GpuOptions | None) -> Defaults:
-    """Returns the defaults of a GPU, or for None those of the CPU."""
-    if gpu is None:
+def defaults(gpus: Sequence[_C.GpuOptions]) -> Defaults:
+    """Returns the defaults of GPUs, or for none of them those of the CPU."""
+    if not gpus:
         return CPU
-    return EMULATED if gpu.kind == "emulated" else GPU
+    return EMULATED if gpus[0].kind == "emulated" else GPU
 
 
 class CacheSize:
@@ -66,21 +67,25 @@ class CacheSize:
         return self.of(max(0, available_memory() - needed))
 
     def set(
-        self, options: _C.EngineOptions, model: _C.Model, gpu: _C.GpuOptions | None, needed: int = 0
+        self,
+        options: _C.EngineOptions,
+        model: _C.Model,
+        gpus: Sequence[_C.GpuOptions],
+        needed: int = 0,
     ) -> None:
         """Sets the engine's options for a model that is loaded.
 
         Args:
             options: The options.
             model: The model.
-            gpu: The GPU; None: the CPU.
+            gpus: The GPUs; none: the CPU.
             needed: The bytes that else will be allocated on the CPU.
 
         Raises:
             InvalidRequest: On the CPU, the cache is larger than this machine's memory. The engine
                 checks the memory of a GPU itself.
         """
-        if gpu is None:
+        if not gpus:
             options.cache_bytes = self.on_host(needed)
             _check(options, model)
         elif self.share is None:

@@ -1,4 +1,4 @@
-"""The choice of a device: the CPU, a GPU, or a GPU's kernels emulated by the host."""
+"""The choice of devices: the CPU, a GPU for each rank, or a GPU's kernels emulated by the host."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,10 +22,11 @@ if TYPE_CHECKING:
 DEVICE_VARIABLE = "TURBOMIND_DEVICE"
 TP_VARIABLE = "TURBOMIND_TP"
 _MAX_TP = (1 << 31) - 1  # of the core; the model allows fewer
+MAX_GPUS = 16  # of one model
 SWITCH_VARIABLES = ("TM_CUDA_OVERLAP", "TM_CUDA_GRAPHS")  # cpp/cuda/gpu_switches.h
 DETERMINISTIC_VARIABLE = "TURBOMIND_DETERMINISTIC"
 _log = logging.getLogger(__name__)
-_CUDA = re.compile(r"cuda(?::(\d{1,4}))?")
+_GPUS = re.compile(r"(cuda|cuda_emulated)(?::([0-9]{1,4}(?:,[0-9]{1,4})*))?")
 _SWITCH = {"": False, "0": False, "1": True}
 # Folders of cuBLASLt inside a folder of packages, as its wheels install it.
 _WHEEL_FOLDERS = ("nvidia/cu13/lib", "nvidia/cublas/lib")
@@ -37,56 +39,64 @@ def gpu_options(
     isa: object = "auto",
     dtype: object = "auto",
     kv_dtype: object = "auto",
-    tp: int = 1,
-) -> _C.GpuOptions | None:
+    tp: object = None,
+) -> list[_C.GpuOptions]:
     """Resolves the `device` option.
 
     Args:
-        device: "cpu"; "cuda" or "cuda:1", a GPU; "cuda_emulated", the GPU's kernels on the host,
-            thousands of times slower, for tests; or "auto". "auto" is $TURBOMIND_DEVICE if set;
-            else the CPU if `isa` or float32 is asked for by name or `tp` is above 1; else "cuda"
-            if `gpu_fault()` finds a GPU that works; else the CPU.
+        device: "cpu"; "cuda", the first GPU, with `tp` the first `tp` ones; "cuda:1", that GPU;
+            "cuda:0,1", the GPU of each rank in their order, all different, or for checks all the
+            same; "cuda_emulated", "cuda_emulated:0,1", the GPUs' kernels on the host, thousands of
+            times slower, for tests; or "auto". "auto" is $TURBOMIND_DEVICE if set; else the CPU if
+            `isa` or float32 is asked for by name; else "cuda" if `gpu_fault()` finds that the GPUs
+            work; else the CPU.
         deterministic: Uses only batch-invariant kernels. None: $TURBOMIND_DETERMINISTIC, 0 (the
             default) or 1.
         isa: The engine's option.
         dtype: The engine's option.
         kv_dtype: The engine's option.
-        tp: The ranks, from `rank_count()`.
+        tp: The engine's option.
 
     Returns:
-        Options of a GPU; None is the CPU.
+        Options of the GPU of each rank; none for the CPU.
 
     Raises:
-        InvalidRequest: An argument or variable has another value, there is no such GPU, or a GPU is
-            named for several ranks.
+        InvalidRequest: An argument or variable has another value, there is no such GPU, or `tp` is
+            another number than that of the GPUs.
     """
     exact = _deterministic(deterministic)
     _check_switches()
-    device, source = named_device(device, isa=isa, dtype=dtype, kv_dtype=kv_dtype, tp=tp)
+    ranks = rank_count(tp, device)
+    device, source = named_device(device, isa=isa, dtype=dtype, kv_dtype=kv_dtype)
     if device == "auto":
-        device = "cpu" if gpu_fault() else "cuda"
-    gpu = _options(device, source, exact)
-    if gpu is not None and tp > 1:
-        raise InvalidRequest(f"tp is {tp}, expected 1 on a GPU: {source} is {device!r}")
-    return gpu
+        device = "cpu" if gpu_fault(ranks) else "cuda"
+    return _options(device, source, exact, ranks)
 
 
-def rank_count(tp: object = None) -> int:
-    """Returns the ranks that a model is cut over: `tp`, or for None $TURBOMIND_TP, else 1.
+def rank_count(tp: object = None, device: object = "auto") -> int:
+    """Returns the ranks that a model is cut over: `tp`, or for None $TURBOMIND_TP, else the number
+    of GPUs that `device` or for "auto" $TURBOMIND_DEVICE lists, else 1.
 
     Raises:
-        InvalidRequest: It is not an integer of 1 or more.
+        InvalidRequest: It is not an integer of 1 or more, or not the number of the listed GPUs, or
+            the device has no known form.
     """
+    device, source = _named(device)
+    listed = len(_parse(device, source)[1])
     if tp is not None:
-        return integer("tp", tp, 1, _MAX_TP)
-    named = os.environ.get(TP_VARIABLE, "")
-    if not named:
-        return 1
-    if not named.isascii() or not named.isdigit() or not 1 <= int(named[:11]) <= _MAX_TP:
+        ranks, asked = integer("tp", tp, 1, _MAX_TP), "tp"
+    elif named := os.environ.get(TP_VARIABLE, ""):
+        asked = f"the environment variable {TP_VARIABLE}"
+        if not named.isascii() or not named.isdigit() or not 1 <= int(named[:11]) <= _MAX_TP:
+            raise InvalidRequest(f"{asked} is {named!r}, expected an integer of 1 or more")
+        ranks = int(named)
+    else:
+        return listed or 1
+    if listed and ranks != listed:
         raise InvalidRequest(
-            f"the environment variable {TP_VARIABLE} is {named!r}, expected an integer of 1 or more"
+            f"{asked} is {ranks}, expected {listed}, the number of GPUs: {source} is {device!r}"
         )
-    return int(named)
+    return ranks
 
 
 def named_device(
@@ -95,62 +105,82 @@ def named_device(
     isa: object = "auto",
     dtype: object = "auto",
     kv_dtype: object = "auto",
-    tp: int = 1,
 ) -> tuple[object, str]:
     """Returns the device that the options of `gpu_options()` or $TURBOMIND_DEVICE name, and which
-    of them does. "auto" is left where a GPU is taken if it works; the GPU is not used to see."""
-    if device != "auto":
-        return device, "device"
-    named = os.environ.get(DEVICE_VARIABLE) or "auto"
-    if named != "auto":
-        return named, f"the environment variable {DEVICE_VARIABLE}"
-    on_cpu = isa != "auto" or "float32" in (dtype, kv_dtype) or tp > 1
-    return "cpu" if on_cpu else "auto", "device"
+    of them does. "auto" is left where GPUs are taken if they work; they are not used to see."""
+    device, source = _named(device)
+    if device == "auto" and (isa != "auto" or "float32" in (dtype, kv_dtype)):
+        return "cpu", source
+    return device, source
 
 
 def is_automatic(device: object) -> bool:
     """Returns whether no device is named, so that the CPU may replace a GPU."""
-    return device == "auto" and os.environ.get(DEVICE_VARIABLE, "") in ("", "auto")
+    return _named(device)[0] == "auto"
 
 
-def device_name(gpu: _C.GpuOptions | None) -> str:
-    """Returns the name of a device: "cpu", "cuda:0" or "cuda_emulated"."""
-    if gpu is None:
+def device_name(gpus: Sequence[_C.GpuOptions]) -> str:
+    """Returns the name of a device: "cpu", "cuda:0", "cuda:0,1", "cuda_emulated"."""
+    if not gpus:
         return "cpu"
-    return f"cuda:{gpu.index}" if gpu.kind == "cuda" else "cuda_emulated"
+    listed = ",".join(str(gpu.index) for gpu in gpus)
+    if gpus[0].kind == "cuda":
+        return f"cuda:{listed}"
+    return "cuda_emulated" if listed == "0" else f"cuda_emulated:{listed}"
 
 
-def gpu_fault() -> str:
-    """Returns why "auto" does not take the first GPU, or an empty text if the GPU works.
+def gpu_fault(ranks: int = 1) -> str:
+    """Returns why "auto" does not take a GPU for each rank, or an empty text if they work.
 
-    The reason is "no CUDA device: ..." or the error of a kernel. The call starts the driver, so it
-    is made only for an engine or `lmchat info`. It runs a kernel once per process, and logs a
-    warning for a GPU that does not work.
+    The reason is "no CUDA device: ...", too few of them, or the error of a kernel. The call starts
+    the driver, so it is made only for an engine or `lmchat info`. It runs a kernel on the first
+    `ranks` GPUs once per process, and logs a warning where there are GPUs that "auto" cannot take.
     """
     status = _C.cuda_status()  # differs in a forked process, so it is not cached
-    return status if _is_missing(status) else _tried(status)
+    return status if _is_missing(status) else _tried(status, ranks)
 
 
-def model_fault(info: ModelInfo, gpu: _C.GpuOptions) -> str:
-    """Returns why a GPU cannot run a model, from its configs; an empty text if nothing is known.
+def ranks_by_gpu(gpus: Sequence[_C.GpuOptions]) -> list[tuple[_C.GpuOptions, list[int]]]:
+    """Returns each GPU once, with the ranks that are on it."""
+    found: dict[tuple[str, int], tuple[_C.GpuOptions, list[int]]] = {}
+    for rank, gpu in enumerate(gpus):
+        found.setdefault((gpu.kind, gpu.index), (gpu, []))[1].append(rank)
+    return list(found.values())
 
-    The check compares the weights with the GPU's whole memory; loading checks the free memory."""
-    fault = _C.model_fault(info.to_core(), [gpu])
+
+def model_fault(info: ModelInfo, gpus: Sequence[_C.GpuOptions]) -> str:
+    """Returns why GPUs cannot run a model, from its configs; an empty text if nothing is known.
+
+    The check compares the weights with each GPU's whole memory; loading checks the free memory.
+
+    Raises:
+        InvalidRequest: The model cannot be cut over so many ranks.
+    """
+    weights = info.rank_weight_bytes
+    fault = _C.model_fault(info.to_core(), gpus)
     if fault:
         return fault
-    devices = (d for d in _C.gpu_devices() if (d.kind, d.index) == (gpu.kind, gpu.index))
-    total = next(devices).total_bytes
-    if info.weight_bytes < total:
-        return ""
-    return f"the weights need {info.weight_bytes} bytes as {info.weights_text}, it has {total}"
+    totals = {(d.kind, d.index): d.total_bytes for d in _C.gpu_devices()}
+    for gpu, ranks in ranks_by_gpu(gpus):
+        needed, total = sum(weights[rank] for rank in ranks), totals[gpu.kind, gpu.index]
+        if needed >= total:
+            which = f" on {device_name([gpu])}" if len(gpus) > 1 else ""
+            return f"the weights{which} need {needed} bytes as {info.weights_text}, it has {total}"
+    return ""
 
 
 @functools.cache
-def _tried(status: str) -> str:
-    fault = _C.gpu_fault(0)
-    if fault:
-        _log.warning("%s, but the first one does not work, so the CPU computes: %s", status, fault)
-    return fault
+def _tried(status: str, ranks: int) -> str:
+    if ranks > _count("cuda"):
+        _log.warning("%s, but tp is %d, so the CPU computes", status, ranks)
+        return f"{status}, expected {ranks} or more: tp is {ranks}"
+    for index in range(ranks):
+        if fault := _C.gpu_fault(index):
+            _log.warning(
+                "%s, but cuda:%d does not work, so the CPU computes: %s", status, index, fault
+            )
+            return fault if ranks == 1 else f"cuda:{index}: {fault}"
+    return ""
 
 
 def library_folders() -> list[str]:
@@ -165,22 +195,59 @@ def library_folders() -> list[str]:
     return [str(folder) for folder in folders if folder.is_dir()]
 
 
-def _options(device: object, source: str, deterministic: bool) -> _C.GpuOptions | None:
+def _named(device: object) -> tuple[object, str]:
+    """Returns the device that the option or $TURBOMIND_DEVICE names, and which of them does."""
+    if device != "auto":
+        return device, "device"
+    named = os.environ.get(DEVICE_VARIABLE) or "auto"
+    return named, "device" if named == "auto" else f"the environment variable {DEVICE_VARIABLE}"
+
+
+def _parse(device: object, source: str) -> tuple[str, list[int]]:
+    """Returns "auto", "cpu", "cuda" or "cuda_emulated", and the GPUs that a device lists."""
     if not isinstance(device, str):
         raise InvalidRequest(f"{source} is {device!r}, expected a string")
-    if device == "cpu":
-        return None
-    if device == "cuda_emulated":
-        return _C.GpuOptions("emulated", 0, deterministic, [])
-    match = _CUDA.fullmatch(device)
+    if device in ("auto", "cpu"):
+        return device, []
+    match = _GPUS.fullmatch(device)
     if match is None:
         raise InvalidRequest(
-            f"{source} is {device!r}, expected 'auto', 'cpu', 'cuda' or 'cuda:' and a number"
+            f"{source} is {device!r}, expected 'auto', 'cpu', 'cuda' or 'cuda:' and numbers with "
+            "commas between them"
         )
-    status = _C.cuda_status()
-    if _is_missing(status):
-        raise InvalidRequest(f"{source} is {device!r}: {status}")
-    return _C.GpuOptions("cuda", int(match.group(1) or 0), deterministic, library_folders())
+    listed = [int(number) for number in match[2].split(",")] if match[2] else []
+    if len(listed) > MAX_GPUS:
+        raise InvalidRequest(
+            f"{source} is {device!r}, {len(listed)} GPUs, expected at most {MAX_GPUS}"
+        )
+    if listed and len(set(listed)) not in (1, len(listed)):
+        raise InvalidRequest(
+            f"{source} is {device!r}, expected GPUs that all differ, or one for all ranks"
+        )
+    return match[1], listed
+
+
+def _options(device: object, source: str, deterministic: bool, ranks: int) -> list[_C.GpuOptions]:
+    name, listed = _parse(device, source)
+    if name == "cpu":
+        return []
+    folders, kind = [], "emulated"
+    if name == "cuda":
+        if _is_missing(status := _C.cuda_status()):
+            raise InvalidRequest(f"{source} is {device!r}: {status}")
+        folders, kind = library_folders(), "cuda"
+    count = _count(kind)
+    if max(listed, default=0) >= count:
+        raise InvalidRequest(f"{source} is {device!r}, expected GPUs from 0 to {count - 1}")
+    if not listed and ranks > (most := min(count, MAX_GPUS)):
+        raise InvalidRequest(
+            f"tp is {ranks}, expected at most {most}, the GPUs of {source} {device!r}"
+        )
+    return [_C.GpuOptions(kind, index, deterministic, folders) for index in listed or range(ranks)]
+
+
+def _count(kind: str) -> int:
+    return sum(gpu.kind == kind for gpu in _C.gpu_devices())
 
 
 def _check_switches() -> None:

@@ -8,7 +8,7 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
@@ -84,9 +84,10 @@ class Engine:
 
     Args:
         path: A model folder, a GGUF file, a hub name, or (load_format "dummy") a config.json.
-        device: "cpu"; "cuda" or "cuda:1", a GPU; "cuda_emulated", the GPU's kernels on the host,
-            for tests; or "auto", which is $TURBOMIND_DEVICE, else a GPU that works, but the CPU
-            where `isa`, float32 or several ranks are asked for (turbomind/device.py).
+        device: "cpu"; "cuda" or "cuda:1", a GPU; "cuda:0,1", the GPU of each rank; "cuda_emulated",
+            a GPU's kernels on the host, for tests; or "auto", which is $TURBOMIND_DEVICE, else the
+            first `tp` GPUs if they work, but the CPU where `isa` or float32 is asked for
+            (turbomind/device.py).
         dtype: Format of the weights in memory: "bfloat16", "float16", "float32" (not on a GPU), or
             "auto", the config's own (bfloat16 where it has none, and on a GPU in place of float32).
         quantize: Quantizes the matrices while they are loaded, on the CPU: "int8", symmetric with
@@ -133,9 +134,10 @@ class Engine:
         warm_up: Runs steps before the first request, so that first requests are as fast as later
             ones: on a GPU steps of all kinds, for at most 5 seconds, and on any device two or more
             whose times decide how the first prompt is cut. None: True, but not on an emulated GPU.
-        tp: Tensor parallelism, on the CPU: ranks that the model is cut over, each with a part of
-            the threads. It divides heads and intermediate sizes. None: $TURBOMIND_TP, else 1. KV
-            of another number of ranks is used; `exact` requests compute it again.
+        tp: Tensor parallelism: ranks that the model is cut over, each with a part of the threads;
+            more than one GPU is refused. It divides heads and intermediate sizes. None:
+            $TURBOMIND_TP, else the number of GPUs that `device` lists, else 1. KV of another number
+            of ranks is used; `exact` requests compute it again.
 
     Raises:
         InvalidRequest: An option is wrong.
@@ -178,8 +180,8 @@ class Engine:
         **unknown: Any,
     ) -> None:
         refuse_unknown("engine option", unknown, OPTIONS)
-        self.tp = rank_count(tp)
-        gpu = gpu_options(
+        self.tp = rank_count(tp, device)
+        gpus = gpu_options(
             device, deterministic, isa=isa, dtype=dtype, kv_dtype=kv_dtype, tp=self.tp
         )
         self.threads = (
@@ -192,8 +194,8 @@ class Engine:
         quantized = read_quantize(quantize, head, group_size)
         self._closed = False
 
-        def options_on(gpu: _C.GpuOptions | None) -> tuple[_C.EngineOptions, CacheSize]:
-            options, absent = _C.EngineOptions(), defaults(gpu)
+        def options_on(gpus: Sequence[_C.GpuOptions]) -> tuple[_C.EngineOptions, CacheSize]:
+            options, absent = _C.EngineOptions(), defaults(gpus)
             options.prefill_chunk, options.step_ms = absent.prefill_chunk, absent.step_ms
             options.warm_up = absent.warm_up
             for name, value, most in (
@@ -211,8 +213,8 @@ class Engine:
             set_option(options, "prefix_reuse", prefix_reuse, "True or False")
             return options, CacheSize(cache_memory, absent)
 
-        def open_on(gpu: _C.GpuOptions | None) -> None:
-            options, cache = options_on(gpu)
+        def open_on(gpus: Sequence[_C.GpuOptions]) -> None:
+            options, cache = options_on(gpus)
             tiers = Tiers(options, host_memory, page_folder, disk_quota)
             info = describe(
                 path,
@@ -221,18 +223,18 @@ class Engine:
                 rope_length=rope_length,
                 revision=revision,
                 weights=load_format != "dummy",
-                gpu=gpu is not None,
+                gpu=bool(gpus),
                 quantize=quantized,
                 tp=self.tp,
             )
             needed = 0
-            if gpu is None:
+            if not gpus:
                 needed = check_memory(info, options, cache, self.isa, self.threads)
             else:
-                if fault := model_fault(info, gpu):
+                if fault := model_fault(info, gpus):
                     raise ModelError(fault)
-                check_gpu_memory(info, options, cache, gpu)
-            for note in self._notes(info, gpu is None, isa == "auto"):
+                check_gpu_memory(info, options, cache, gpus)
+            for note in self._notes(info, not gpus, isa == "auto"):
                 _log.warning("%s", note)
             model = load(
                 info,
@@ -241,19 +243,19 @@ class Engine:
                 load_format=load_format,
                 seed=first,
                 digests=_path("weights_digests", weights_digests),
-                gpu=gpu,
+                gpus=gpus,
             )
-            self._begin(gpu, options, cache, needed, tiers, info, model)
+            self._begin(gpus, options, cache, needed, tiers, info, model)
 
         self.device_note: str | None = None
         try:
-            open_on(gpu)
+            open_on(gpus)
             return
         except (InvalidRequest, ModelError, InternalError) as refusal:
-            if gpu is None or not is_automatic(device):
+            if not gpus or not is_automatic(device):
                 raise
-            note = f"{device_name(gpu)} does not take the model: {refusal}"
-        open_on(None)  # raises errors that both devices have, in the CPU's words
+            note = f"{device_name(gpus)} does not take the model: {refusal}"
+        open_on([])  # raises errors that both devices have, in the CPU's words
         self.device_note = note
         _log.warning("%s; the CPU computes", note)
 
@@ -268,7 +270,7 @@ class Engine:
 
     def _begin(
         self,
-        gpu: _C.GpuOptions | None,
+        gpus: Sequence[_C.GpuOptions],
         options: _C.EngineOptions,
         cache: CacheSize,
         needed: int,
@@ -276,12 +278,12 @@ class Engine:
         info: ModelInfo,
         model: _C.Model,
     ) -> None:
-        self.device: str = device_name(gpu)  # "cpu", "cuda:0", "cuda_emulated"
+        self.device: str = device_name(gpus)  # "cpu", "cuda:0", "cuda:0,1", "cuda_emulated"
         self.info = info
         self._tiers = tiers
         self.vocab_size: int = model.vocab
         self.weight_bytes: int = model.weight_bytes
-        cache.set(options, model, gpu, needed)
+        cache.set(options, model, gpus, needed)
         self._wakers = LoopWakers()
         self._core = _C.Engine(options, model)
         self.max_context: int = self.stats().max_context  # tokens one sequence can have

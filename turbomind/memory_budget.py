@@ -6,10 +6,12 @@ engine that does not fit is refused before its weights are read.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import turbomind._C as _C
 from turbomind.defaults import CacheSize, pool_bytes
+from turbomind.device import device_name, ranks_by_gpu
 from turbomind.errors import InvalidRequest
 from turbomind.loading.loader import ModelInfo
 from turbomind.machine import available_memory
@@ -54,28 +56,35 @@ def check_memory(
 
 
 def check_gpu_memory(
-    info: ModelInfo, options: _C.EngineOptions, cache: CacheSize, gpu: _C.GpuOptions
+    info: ModelInfo,
+    options: _C.EngineOptions,
+    cache: CacheSize,
+    gpus: Sequence[_C.GpuOptions],
 ) -> None:
-    """Refuses an engine whose weights and KV cache do not fit a GPU, before the weights are read.
+    """Refuses an engine whose weights and KV cache do not fit the GPUs, before weights are read.
 
     Args:
         info: The model, not loaded yet.
         options: The engine's options.
         cache: The size of the KV cache.
-        gpu: The GPU.
+        gpus: The GPU of each rank, which has its weights and an equal part of the KV cache.
 
     Raises:
         InvalidRequest: It does not fit; the message has the bytes needed and those free.
     """
-    free = _C.gpu_free_bytes(gpu)
-    kv = pool_bytes(cache_groups(info), options) if options.cache_pages else 0
-    kv = kv or cache.of(max(0, free - info.weight_bytes))
-    if info.weight_bytes + kv > free:
-        raise InvalidRequest(
-            f"the weights need {info.weight_bytes} bytes as {info.weights_text} and the KV cache "
-            f"{kv} (cache_memory, cache_pages), expected at most {free} together, the device's "
-            "free memory"
-        )
+    weights_of = info.rank_weight_bytes
+    pages = pool_bytes(cache_groups(info), options) if options.cache_pages else 0
+    for gpu, ranks in ranks_by_gpu(gpus):
+        free, weights = _C.gpu_free_bytes(gpu), sum(weights_of[rank] for rank in ranks)
+        kv = pages or cache.of(max(0, free - weights) * len(gpus) // len(ranks))
+        kv = kv * len(ranks) // len(gpus)
+        if weights + kv > free:
+            which = f" on {device_name([gpu])}" if len(gpus) > 1 else ""
+            raise InvalidRequest(
+                f"the weights{which} need {weights} bytes as {info.weights_text} and the KV cache "
+                f"{kv} (cache_memory, cache_pages), expected at most {free} together, the "
+                "device's free memory"
+            )
 
 
 def piece_rows(vocab: int) -> int:

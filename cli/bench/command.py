@@ -17,7 +17,7 @@ from turbomind.device import device_name
 from turbomind.errors import InvalidRequest
 from turbomind.machine import physical_cores
 
-from ..options import Device, Json, Model, chosen_gpu, described, with_engine_options
+from ..options import Device, Json, Model, chosen_gpus, described, with_engine_options
 from .serving.command import serve
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -115,12 +115,13 @@ def ceilings(
     from . import engine_bench
 
     given = {"device": device, "isa": isa}
-    gpu = chosen_gpu({name: value for name, value in given.items() if value is not None})
-    if gpu is not None and (threads is not None or isa is not None):
+    gpus = chosen_gpus({name: value for name, value in given.items() if value is not None})
+    if gpus and (threads is not None or isa is not None):
         raise InvalidRequest(
-            f"--threads and --isa are CPU options, device is '{device_name(gpu)}': add --device cpu"
+            f"--threads and --isa are CPU options, device is '{device_name(gpus)}': "
+            "add --device cpu"
         )
-    found = engine_bench.ceilings(gpu, isa, threads, buffer << 20)
+    found = engine_bench.ceilings(gpus, isa, threads, buffer << 20)
     _print(dataclasses.asdict(found), lambda _: engine_bench.show_ceilings(found), as_json)
 
 
@@ -163,15 +164,15 @@ def engine(
     )
     engine.setdefault("threads", physical_cores())
     engine.setdefault("max_batch_size", max([*plan.batches, 1]))
-    gpu = chosen_gpu(engine)
-    if products and gpu is not None:
+    gpus = chosen_gpus(engine)
+    if products and gpus:
         raise InvalidRequest(
-            f"--products are measured on the CPU only, device is '{device_name(gpu)}'"
+            f"--products are measured on the CPU only, device is '{device_name(gpus)}'"
         )
     info = described(source, engine)
     engine.pop("device", None)  # chosen
     plan.check(info.description.max_context)  # before the slow part
-    return engine_bench.run(info, plan, engine, gpu), engine_bench.show
+    return engine_bench.run(info, plan, engine, gpus), engine_bench.show
 
 
 @app.command(short_help="Measure the TTFT turn by turn and after a restart.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from rich.table import Table
@@ -42,23 +43,23 @@ class Plan:
 
 
 def ceilings(
-    gpu: _C.GpuOptions | None, isa: str | None, threads: int | None, buffer_bytes: int
+    gpus: Sequence[_C.GpuOptions], isa: str | None, threads: int | None, buffer_bytes: int
 ) -> Ceilings:
-    """Measures the ceilings of the GPU, or without one of the CPU.
+    """Measures the ceilings of the GPUs, or without one of the CPU.
 
     Args:
-        gpu: The GPU; None: the CPU.
+        gpus: The GPUs; none: the CPU.
         isa: Instruction set of the CPU; None: the best.
         threads: CPU threads; None: the physical cores.
         buffer_bytes: Size of the streamed buffer.
     """
-    if gpu is not None:
-        return gpu_ceilings(gpu, buffer_bytes)
+    if gpus:
+        return gpu_ceilings(gpus, buffer_bytes)
     return cpu_ceilings(_C.resolve_isa(isa or "auto"), threads or physical_cores(), buffer_bytes)
 
 
 def run(
-    info: ModelInfo, plan: Plan, options: dict[str, Any], gpu: _C.GpuOptions | None
+    info: ModelInfo, plan: Plan, options: dict[str, Any], gpus: Sequence[_C.GpuOptions]
 ) -> dict[str, Any]:
     """Runs all measurements.
 
@@ -66,14 +67,14 @@ def run(
         info: The model.
         plan: Sizes to measure.
         options: Options of the engine.
-        gpu: The GPU; None: the CPU.
+        gpus: The GPU of each rank; none: the CPU.
 
     Returns:
         A JSON-able report; times in seconds, rates per second.
     """
     model = info.description
     # Measured before the engine allocates most of a GPU's memory.
-    limits = ceilings(gpu, options.get("isa"), options["threads"], info.step_weight_bytes())
+    limits = ceilings(gpus, options.get("isa"), options["threads"], info.step_weight_bytes())
     report: dict[str, Any] = {
         "model": str(info.path),
         "architecture": model.architecture,

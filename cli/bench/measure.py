@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from turbomind import _C, Engine, Generation, Stream
-from turbomind.device import device_name, library_folders
+from turbomind.device import device_name, library_folders, ranks_by_gpu
 
 from .. import facts
 
@@ -65,22 +65,30 @@ def cpu_ceilings(isa: str, threads: int, buffer_bytes: int) -> Ceilings:
     )
 
 
-def gpu_ceilings(gpu: _C.GpuOptions, buffer_bytes: int) -> Ceilings:
-    """Measures streams over the GPU's memory, and large products with cuBLASLt if available."""
-    found = next(d for d in _C.gpu_devices() if (d.kind, d.index) == (gpu.kind, gpu.index))
+def gpu_ceilings(gpus: Sequence[_C.GpuOptions], buffer_bytes: int) -> Ceilings:
+    """Measures streams over each GPU's memory, and large products with cuBLASLt if available.
+
+    GPUs are measured one after the other, and what they reach is added up.
+    """
+    names = {(device.kind, device.index): device.name for device in _C.gpu_devices()}
+    distinct = [gpu for gpu, _ in ranks_by_gpu(gpus)]
     size, rows, seconds = _buffer_size(buffer_bytes), PRODUCT, REPEAT_SECONDS
-    if gpu.kind == "emulated":
+    if gpus[0].kind == "emulated":
         size, rows, seconds = EMULATED
-    fastest = _C.GpuOptions(gpu.kind, gpu.index, False, library_folders())
-    rates = _C.measure_gpu(fastest, size, rows, seconds)
+    rates = [
+        _C.measure_gpu(
+            _C.GpuOptions(gpu.kind, gpu.index, False, library_folders()), size, rows, seconds
+        )
+        for gpu in distinct
+    ]
     return Ceilings(
-        device=device_name(gpu),
-        name=found.name,
+        device=device_name(gpus),
+        name=", ".join(names[gpu.kind, gpu.index] for gpu in distinct),
         isa=None,
         threads=None,
-        read=rates.read,
-        copy=rates.copy,
-        tiles=rates.flops,
+        read=sum(rate.read for rate in rates),
+        copy=sum(rate.copy for rate in rates),
+        tiles=sum(rate.flops for rate in rates),
     )
 
 

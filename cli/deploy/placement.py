@@ -13,7 +13,7 @@ import turbomind._C as _C
 from lmchat.bundled import find_model
 from lmchat.errors import InvalidRequest
 from turbomind.defaults import CPU, CacheSize
-from turbomind.device import gpu_options, named_device, rank_count
+from turbomind.device import gpu_options, named_device
 from turbomind.machine import available_memory, cores, parse_bytes, physical_cores
 from turbomind.memory_budget import attention_bytes, check_parts, parts_of
 from turbomind.params import integer
@@ -68,7 +68,7 @@ def places(replicas: int, model: str | None, options: Mapping[str, Any]) -> list
     if replicas < 1:
         raise InvalidRequest(f"--replicas is {replicas}, expected 1 or more")
     named = {name: options.get(name, "auto") for name in ("device", "isa", "dtype", "kv_dtype")}
-    device = str(named_device(**named, tp=rank_count(options.get("tp")))[0])
+    device = str(named_device(**named)[0])
     parts = split(cores()[: physical_cores()], replicas)
     if gpus := _gpus(device, replicas):
         return [Place(cpus, f"GPU {gpu}", gpu) for cpus, gpu in zip(parts, gpus, strict=False)]

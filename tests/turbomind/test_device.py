@@ -14,6 +14,7 @@ import pytest
 from assets import ROOT
 from checkpoints import TINY, write_tiny
 from command import ENVIRONMENT, lmchat
+from devices import FakeGpus
 
 from turbomind import _C, Engine, InvalidRequest, ModelError
 from turbomind import device as device_module
@@ -27,29 +28,13 @@ from turbomind.device import (
 from turbomind.loading.loader import load
 
 
-class FakeGpus:
-    """Replaces what `_C` reports of the machine, and counts how often a kernel is tried."""
-
-    def __init__(self, status: str, fault: str = "") -> None:
-        self.status, self.fault, self.tried = status, fault, 0
-
-    def gpu_fault(self, index: int) -> str:
-        assert index == 0
-        self.tried += 1
-        return self.fault
-
-
 @pytest.fixture
 def machine(monkeypatch):
     """Sets the machine's GPUs, without environment variables."""
-    monkeypatch.delenv(DEVICE_VARIABLE)
-    monkeypatch.delenv(DETERMINISTIC_VARIABLE)
 
     def set_gpus(status, fault=""):
         gpus = FakeGpus(status, fault)
-        monkeypatch.setattr(_C, "cuda_status", lambda: gpus.status)
-        monkeypatch.setattr(_C, "gpu_fault", gpus.gpu_fault)
-        device_module._tried.cache_clear()
+        gpus.install(monkeypatch)
         return gpus
 
     yield set_gpus
@@ -62,7 +47,7 @@ def emulated_gpu(machine, monkeypatch):
     machine("1 CUDA device")
     gpu = _C.GpuOptions("emulated", 0, False, [])
     monkeypatch.setattr(
-        device_module, "_options", lambda device, *_: None if device == "cpu" else gpu
+        device_module, "_options", lambda device, *_: [] if device == "cpu" else [gpu]
     )
 
 
@@ -71,9 +56,9 @@ def chosen(*arguments, **options):
 
 
 def test_auto_is_a_gpu_that_works(machine, caplog):
-    gpus = machine("1 CUDA device")
+    gpus = machine("2 CUDA devices")
     assert [chosen() for _ in range(3)] == ["cuda:0"] * 3
-    assert gpus.tried == 1
+    assert gpus.tried == [0]
     assert chosen("cpu") == "cpu"
     assert chosen("cuda:1") == "cuda:1"
     assert chosen("cuda_emulated") == "cuda_emulated"
@@ -84,7 +69,7 @@ def test_auto_without_a_gpu_is_the_cpu(machine, caplog):
     gpus = machine("no CUDA device: no driver")
     assert chosen() == "cpu"
     assert device_module.gpu_fault() == "no CUDA device: no driver"
-    assert (gpus.tried, caplog.records) == (0, [])
+    assert (gpus.tried, caplog.records) == ([], [])
     with pytest.raises(InvalidRequest, match="^device is 'cuda': no CUDA device: no driver$"):
         chosen("cuda")
 
@@ -95,7 +80,7 @@ def test_a_gpu_that_does_not_work_is_logged_once(machine, caplog):
         assert [chosen() for _ in range(3)] == ["cpu"] * 3
     [record] = caplog.records
     assert record.getMessage() == (
-        "2 CUDA devices, but the first one does not work, so the CPU computes: out of order"
+        "2 CUDA devices, but cuda:0 does not work, so the CPU computes: out of order"
     )
     assert chosen("cuda") == "cuda:0"  # by name: opening it raises the error
 
@@ -106,7 +91,7 @@ def test_a_gpu_that_does_not_work_is_logged_once(machine, caplog):
 def test_auto_is_the_cpu_for_what_only_a_cpu_has(options, machine, monkeypatch):
     gpus = machine("1 CUDA device")
     assert chosen(**options) == "cpu"
-    assert gpus.tried == 0
+    assert gpus.tried == []
     assert chosen("cuda", **options) == "cuda:0"  # by name: loading raises the error
     monkeypatch.setenv(DEVICE_VARIABLE, "cuda")
     assert chosen(**options) == "cuda:0"
@@ -114,11 +99,11 @@ def test_auto_is_the_cpu_for_what_only_a_cpu_has(options, machine, monkeypatch):
 
 
 def test_the_environment_variable_replaces_auto(machine, monkeypatch):
-    gpus = machine("1 CUDA device")
+    gpus = machine("3 CUDA devices")
     for value, device in (("cpu", "cpu"), ("cuda:2", "cuda:2"), ("cuda_emulated",) * 2):
         monkeypatch.setenv(DEVICE_VARIABLE, value)
         assert (chosen(), chosen("cpu"), chosen("cuda")) == (device, "cpu", "cuda:0")
-    assert gpus.tried == 0
+    assert gpus.tried == []
     for value in ("auto", ""):
         monkeypatch.setenv(DEVICE_VARIABLE, value)
         assert chosen() == "cuda:0"
@@ -140,7 +125,7 @@ def test_deterministic_comes_from_the_option_or_its_variable(machine, monkeypatc
     for value, wanted in ((None, False), ("", False), ("0", False), ("1", True)):
         if value is not None:
             monkeypatch.setenv(DETERMINISTIC_VARIABLE, value)
-        found = [gpu_options("cuda", asked).deterministic for asked in (None, False, True)]
+        found = [gpu_options("cuda", asked)[0].deterministic for asked in (None, False, True)]
         assert found == [wanted, False, True]
     monkeypatch.setenv(DETERMINISTIC_VARIABLE, "yes")
     with pytest.raises(InvalidRequest, match=f"{DETERMINISTIC_VARIABLE} is 'yes', expected 0 or 1"):

@@ -44,10 +44,10 @@ def test_shares_are_percentages_above_0_and_up_to_100() -> None:
 
 
 def test_defaults_depend_on_the_device() -> None:
-    def gpu(kind: str) -> _C.GpuOptions:
-        return _C.GpuOptions(kind, 0, False, [])
+    def gpu(kind: str) -> list[_C.GpuOptions]:
+        return [_C.GpuOptions(kind, 0, False, [])]
 
-    assert defaults(None) == CPU
+    assert defaults([]) == CPU
     assert (CPU.cache_memory, CPU.prefill_chunk, CPU.step_ms) == ("2GiB", 512, 100.0)
     assert defaults(gpu("cuda")) == GPU
     assert (GPU.cache_memory, GPU.prefill_chunk, GPU.step_ms) == ("90%", 2048, 25.0)

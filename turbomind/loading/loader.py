@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,6 +98,12 @@ class ModelInfo:
     def memory(self) -> tuple[int, list[tuple[int, list[int]]]]:
         """Bytes by rank: (weights that ranks share, [(weights, [page of each cache group])])."""
         return _C.plan_memory(self.to_core(), self.gpu and not self.formats, self.tp)
+
+    @property
+    def rank_weight_bytes(self) -> list[int]:
+        """Bytes of the packed weights of each rank where ranks share none, as on GPUs."""
+        shared, ranks = self.memory
+        return [shared + weights for weights, _ in ranks]
 
     def step_weight_bytes(self, tokens: int = 1) -> int:
         """Returns the bytes of the weights that a step reads.
@@ -354,7 +360,7 @@ def load(
     load_format: str = "auto",
     seed: int = 0,
     digests: Path | None = None,
-    gpu: _C.GpuOptions | None = None,
+    gpus: Sequence[_C.GpuOptions] = (),
 ) -> _C.Model:
     """Packs the weights. Peak memory is the packed weights and about 2 MiB of their sources, or
     the sources of one slot where those are codes.
@@ -367,7 +373,7 @@ def load(
         seed: Seed of dummy weights.
         digests: JSON file that caches digests (`turbomind.loading.digests`), so that the
             fingerprint covers every byte of the weight files. None: it covers samples.
-        gpu: The GPU. None: the CPU.
+        gpus: The GPU of each rank. None of them: the CPU.
 
     Raises:
         InvalidRequest: `load_format` is unknown.
@@ -375,7 +381,6 @@ def load(
             meanwhile.
     """
     _check_choice("load_format", load_format, LOAD_FORMATS)
-    gpus = [gpu] if gpu else []
     if load_format == "dummy":
         core = info.to_core(fingerprint(info, f"dummy {seed}"))
         builder = _C.DecoderBuilder(core, isa, threads, gpus, tile_order(isa), info.tp)

@@ -66,8 +66,10 @@ def test_the_variable_is_the_default(
 def test_a_gpu_has_one_rank(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidRequest) as refusal:
         Engine(config, device="cuda_emulated", tp=2, load_format="dummy")
-    assert str(refusal.value) == "tp is 2, expected 1 on a GPU: device is 'cuda_emulated'"
-    monkeypatch.setenv(DEVICE_VARIABLE, "")  # auto: several ranks are on the CPU
+    assert str(refusal.value) == "tp is 2, expected 1 on a GPU"
+    with pytest.raises(InvalidRequest, match="^tp is 2, expected 1 on a GPU$"):
+        Engine(config, device="cuda_emulated:2,1", tp=2, load_format="dummy")
+    monkeypatch.setenv(DEVICE_VARIABLE, "")  # auto
     with Engine(config, tp=2, load_format="dummy", cache_memory="8MiB") as engine:
         assert (engine.device, engine.device_note) == ("cpu", None)
 
