@@ -64,6 +64,7 @@ COLD = {"probe_device", "delay_next", "read_memory", "copy_memory"}
 EARLY = {
     "attend_decode": {"LDG"},
     "merge_attention": {"LDG"},
+    "rank_sum_norm_rows": {"LDG"},
     "rms_norm_rows": {"LDG"},
     "rope_write_heads": {"LDG"},
     "skinny": {"LDGSTS"},
