@@ -11,7 +11,7 @@ TM_GPU_TABLE(PageCopyCuda, kPageCopyCuda, page_copy_cuda)
 
 std::vector<PageLayerCuda> page_layers_cuda(const std::vector<KvLayout>& layers) {
   std::vector<PageLayerCuda> out;
-  int64_t before = 0;
+  int64_t before = 0, stored_before = 0;
   for (const KvLayout& l : layers) {
     if (!kGpuKvTypes.has(l.dtype) || l.page_tokens != kPageTokens || l.k_dim % 8 || l.v_dim % 8) {
       throw_error(ErrorCode::internal, "pages on a GPU: heads of ", l.k_dim, " and ", l.v_dim, " ",
@@ -19,8 +19,15 @@ std::vector<PageLayerCuda> page_layers_cuda(const std::vector<KvLayout>& layers)
                   " tokens a page; expected multiples of 8, bfloat16 or float16, ", kPageTokens,
                   " tokens");
     }
-    out.push_back({before, l.kv_heads, l.k_dim, l.v_dim, 0});
+    const HeadSlice& slice = l.slice;
+    if (slice.first < 0 || slice.first + l.kv_heads > l.stored_heads()) {
+      throw_error(ErrorCode::internal, "pages on a GPU: heads from ", slice.first, " to ",
+                  slice.first + l.kv_heads, ", expected 0 to ", l.stored_heads());
+    }
+    out.push_back({before, stored_before, l.kv_heads, l.k_dim, l.v_dim, slice.first,
+                   l.stored_heads(), slice.reads});
     before += int64_t{2} * l.kv_heads * (l.k_dim + l.v_dim);
+    stored_before += int64_t{2} * l.stored_heads() * (l.k_dim + l.v_dim);
   }
   return out;
 }
@@ -29,6 +36,12 @@ int64_t page_token_bytes(const std::vector<PageLayerCuda>& layers) {
   if (layers.empty()) return 0;
   const PageLayerCuda& last = layers.back();
   return last.token_bytes_before + int64_t{2} * last.kv_heads * (last.k_dim + last.v_dim);
+}
+
+int64_t stored_token_bytes(const std::vector<PageLayerCuda>& layers) {
+  if (layers.empty()) return 0;
+  const PageLayerCuda& last = layers.back();
+  return last.stored_bytes_before + int64_t{2} * last.stored_heads * (last.k_dim + last.v_dim);
 }
 
 void copy_pages(GpuKind kind, StreamHandle stream, uint8_t* base, int64_t page_bytes,

@@ -52,24 +52,27 @@ TM_KERNEL(kThreads, 4) void move_page_tokens(const TM_GRID_CONSTANT Move m) {
   wait_for_previous();
   const PageTokensCuda& p = m.job;
   const PageLayerCuda* layer = p.layers + blockIdx.x;
-  const int64_t before = load(&layer->token_bytes_before);
   const int heads = load(&layer->kv_heads), k_dim = load(&layer->k_dim);
   const int v_dim = load(&layer->v_dim);
-  uint8_t* page = p.page + before * kPageTokens;
-  uint8_t* plain = p.plain + before * p.stored;
+  const int first = load(&layer->first_head), stored_heads = load(&layer->stored_heads);
+  const bool moves = m.to_page || load(&layer->reads);
+  uint8_t* page = p.page + load(&layer->token_bytes_before) * kPageTokens;
+  uint8_t* plain = p.plain + load(&layer->stored_bytes_before) * p.stored;
   const int k_units = p.count * k_dim / 8, v_units = p.count * v_dim / 8;  // of a head
   const auto place = [&](int64_t i) -> Place {
     const bool value = i >= int64_t{heads} * k_units;
     if (value) i -= int64_t{heads} * k_units;
     const int units = value ? v_units : k_units, dim = value ? v_dim : k_dim;
     const int64_t head = i / units, rest = i % units;
-    const int64_t skip = value ? int64_t{heads} * k_dim * 2 : 0;  // K, bytes of a token
-    uint8_t* in_page = page + (skip + head * dim * 2) * kPageTokens + rest * kUnit;
-    uint8_t* in_plain = plain + (skip + head * dim * 2) * p.stored + rest * kUnit;
+    const int64_t k_bytes = value ? int64_t{2} * k_dim : 0;  // of a token and head
+    uint8_t* in_page = page + (heads * k_bytes + head * dim * 2) * kPageTokens + rest * kUnit;
+    uint8_t* in_plain =
+        plain + (stored_heads * k_bytes + (first + head) * dim * 2) * p.stored + rest * kUnit;
     return {reinterpret_cast<const uint4*>(m.to_page ? in_plain : in_page),
             reinterpret_cast<uint4*>(m.to_page ? in_page : in_plain)};
   };
-  copy_units(int64_t{heads} * (k_units + v_units), gridDim.y, blockIdx.y, place);
+  const int64_t units = moves ? int64_t{heads} * (k_units + v_units) : 0;
+  copy_units(units, gridDim.y, blockIdx.y, place);
 }
 
 // Returns the number of blocks for a page or layer of so many bytes.

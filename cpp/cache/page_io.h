@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "core/memory.h"
@@ -27,12 +28,20 @@ struct PageTransfer {
   std::vector<PayloadPart> parts;
 };
 
+// Copies of pages that a device makes beside the host. The destructor waits for them.
+class PageCopies {
+ public:
+  virtual ~PageCopies() = default;
+  // Returns when all are done; called once.
+  virtual void wait() = 0;
+};
+
 // `group` is an index into Model::groups(), `page` an index below the number of its pages.
 // `count` and `stored` are tokens, 1 to kPageTokens.
 //
-// stored_page_bytes, read_*, write_* and prepare_pages may be called by any thread, also during
-// Model::forward(), for pages that no other thread uses at the same time. The rest is for the
-// thread that runs the steps.
+// stored_page_bytes, read_*, write_*, submit_* and prepare_pages may be called by any thread, also
+// during Model::forward(), for pages that no other thread uses at the same time. The rest is for
+// the thread that runs the steps.
 class PageIo {
  public:
   virtual ~PageIo() = default;
@@ -61,6 +70,17 @@ class PageIo {
   // done.
   virtual void read_pages(const std::vector<PageTransfer>& transfers) const;
   virtual void write_pages(const std::vector<PageTransfer>& transfers);
+  // The same, but may return before the copies are done, whose end is then to be waited for. The
+  // transfers and their parts stay until then. Null: they are done.
+  virtual std::unique_ptr<PageCopies> submit_reads(
+      const std::vector<PageTransfer>& transfers) const {
+    read_pages(transfers);
+    return nullptr;
+  }
+  virtual std::unique_ptr<PageCopies> submit_writes(const std::vector<PageTransfer>& transfers) {
+    write_pages(transfers);
+    return nullptr;
+  }
 
   // Returns how many pages are best transferred by one call. Above 1, a payload may lie in any
   // number of parts without an extra copy; at 1 a payload in one part is the fastest.

@@ -28,12 +28,12 @@ DRIVERS = sorted(p.name.removesuffix("_main.cc") for p in ROOT.glob("cpp/tests/*
 TESTS = [d for d in DRIVERS if d.endswith("_test")]  # the others are benchmarks, and engine_fuzz
 WITH_THREADS = [
     "event_test",
-    "gpu_ranks_test no_allocation",
     "host_tier_test",
     "disk_tier_test",
     "disk_tier_trouble_test",
     "direct_reader_test",
     "emulated_devices_test",
+    "group_pages_test",
     "page_mover_test",
     "rank_exchange_test",
     "thread_pool_test",

@@ -1,12 +1,12 @@
 #include "model/device/device_pages.h"
 
 #include <algorithm>
-#include <cstring>
 #include <memory>
 #include <mutex>
 
 #include "cache/page_copy_cuda.h"
 #include "cuda/gpu_context.h"
+#include "model/device/local_payload.h"
 
 namespace turbomind {
 
@@ -14,14 +14,38 @@ namespace {
 
 constexpr int kBatch = 8;  // pages that are waited for at once
 
-// One group's pages, and its layers as the copies read them.
+// Layers as the copies read them.
+struct LayerTable {
+  LayerTable() = default;
+  LayerTable(Gpu& gpu, const std::vector<KvLayout>& layouts)
+      : layers(page_layers_cuda(layouts)), device(gpu, bytes()) {}
+  size_t bytes() const { return layers.size() * sizeof(PageLayerCuda); }
+
+  std::vector<PageLayerCuda> layers;
+  DeviceBuffer device;
+};
+
+// One group's pages, which have all heads of the model or those of one rank.
 struct Group {
   size_t page_bytes = 0;
-  int64_t token_bytes = 0;
-  std::vector<PageLayerCuda> layers;
-  DeviceBuffer device_layers;
+  int64_t token_bytes = 0;  // of a page
+  int64_t stored_token_bytes = 0;
+  bool whole = true;  // stored pages have the heads of a page and no others
+  LayerTable stored;
+  LayerTable local;  // as if the model had no other heads
   DeviceBuffer pages;
 };
+
+std::vector<KvLayout> without_slices(std::vector<KvLayout> layouts) {
+  for (KvLayout& layout : layouts) layout.slice = {};
+  return layouts;
+}
+
+bool is_whole(const std::vector<KvLayout>& layouts) {
+  return std::all_of(layouts.begin(), layouts.end(), [](const KvLayout& l) {
+    return l.stored_heads() == l.kv_heads && l.slice.reads;
+  });
+}
 
 // A stream and staging memory, used by one thread at a time.
 struct Lane {
@@ -45,11 +69,15 @@ class DevicePages final : public DecoderPages {
       Group& group = groups_[g];
       group.page_bytes = plan.groups[g].page_bytes;
       largest_ = std::max(largest_, group.page_bytes);
-      group.layers = page_layers_cuda(layouts_of(plan, static_cast<int>(g)));
-      group.token_bytes = page_token_bytes(group.layers);
-      const size_t bytes = group.layers.size() * sizeof(PageLayerCuda);
-      group.device_layers = DeviceBuffer(gpu.gpu(), bytes);
-      gpu.gpu().copy(lane->stream.handle(), group.device_layers.data(), group.layers.data(), bytes);
+      const std::vector<KvLayout> layouts = layouts_of(plan, static_cast<int>(g));
+      group.whole = is_whole(layouts);
+      group.stored = LayerTable(gpu.gpu(), layouts);
+      group.local = LayerTable(gpu.gpu(), without_slices(layouts));
+      group.token_bytes = page_token_bytes(group.stored.layers);
+      group.stored_token_bytes = stored_token_bytes(group.stored.layers);
+      for (const LayerTable* table : {&group.stored, &group.local})
+        gpu.gpu().copy(lane->stream.handle(), table->device.data(), table->layers.data(),
+                       table->bytes());
     }
     lane->stream.synchronize();
   }
@@ -72,40 +100,32 @@ class DevicePages final : public DecoderPages {
     copied_.record(gpu_.stream());
   }
   size_t stored_page_bytes(int group, int count) const override {
-    return static_cast<size_t>(count * groups_[group].token_bytes);
+    return static_cast<size_t>(count * groups_[group].stored_token_bytes);
   }
 
   void read_page(int group, int32_t page, int count, uint8_t* out) const override {
     const size_t bytes = stored_page_bytes(group, count);
-    const LaneUse lane(*this);
-    uint8_t* const staged = lane->staging(bytes, largest_);
-    submit({group, page, count, count, {{staged, bytes}}}, lane->stream.handle(), false);
-    lane->stream.synchronize();
-    std::memcpy(out, staged, bytes);
+    Copies(*this, {{group, page, count, count, {{out, bytes}}}}, false, false).wait();
   }
   void write_page(int group, int32_t page, int count, const uint8_t* in, int stored) override {
-    const size_t bytes = stored_page_bytes(group, stored);
-    const LaneUse lane(*this);
-    uint8_t* const staged = lane->staging(bytes, largest_);
-    std::memcpy(staged, in, bytes);
-    wait_for_copies(*lane);
-    submit({group, page, count, stored, {{staged, bytes}}}, lane->stream.handle(), true);
-    lane->stream.synchronize();
+    const PayloadPart payload{const_cast<uint8_t*>(in), stored_page_bytes(group, stored)};
+    Copies(*this, {{group, page, count, stored, {payload}}}, true, false).wait();
   }
 
   int page_batch() const override { return kBatch; }
   HostMemory host_memory() const override { return gpu_.host_memory(); }
   void read_pages(const std::vector<PageTransfer>& transfers) const override {
-    const LaneUse lane(*this);
-    std::vector<Detour> detours = submit_all(transfers, *lane, false);
-    lane->stream.synchronize();
-    for (const Detour& detour : detours) detour.scatter();
+    Copies(*this, transfers, false, true).wait();
   }
   void write_pages(const std::vector<PageTransfer>& transfers) override {
-    const LaneUse lane(*this);
-    wait_for_copies(*lane);
-    submit_all(transfers, *lane, true);
-    lane->stream.synchronize();
+    Copies(*this, transfers, true, true).wait();
+  }
+  std::unique_ptr<PageCopies> submit_reads(
+      const std::vector<PageTransfer>& transfers) const override {
+    return std::make_unique<Copies>(*this, transfers, false, true);
+  }
+  std::unique_ptr<PageCopies> submit_writes(const std::vector<PageTransfer>& transfers) override {
+    return std::make_unique<Copies>(*this, transfers, true, true);
   }
 
  private:
@@ -115,72 +135,40 @@ class DevicePages final : public DecoderPages {
     gpu_.gpu().wait(lane.stream.handle(), copied_.handle());
   }
 
-  // Unfinished pages lie in a page head by head with gaps: a kernel moves them, which needs the
-  // payload in one piece. Where it is in several they pass through the lane's own memory.
-  struct Detour {
-    const PageTransfer* transfer;
-    uint8_t* staged;
-    void gather() const {
-      uint8_t* to = staged;
-      for (const PayloadPart& part : transfer->parts) {
-        std::memcpy(to, part.data, part.bytes);
-        to += part.bytes;
-      }
-    }
-    void scatter() const {
-      const uint8_t* from = staged;
-      for (const PayloadPart& part : transfer->parts) {
-        std::memcpy(part.data, from, part.bytes);
-        from += part.bytes;
-      }
-    }
-  };
+  // Returns whether the page can be copied straight from and to pinned parts. Full pages with all
+  // heads are stored as they lie in memory. A kernel moves the others, between two places.
+  bool direct(const PageTransfer& t) const {
+    return t.parts.size() == 1 || (full(t) && groups_[t.group].whole);
+  }
+  static bool full(const PageTransfer& t) { return t.count == kPageTokens; }
 
-  std::vector<Detour> submit_all(const std::vector<PageTransfer>& transfers, Lane& lane,
-                                 bool to_page) const {
-    size_t bytes = 0;
-    for (const PageTransfer& t : transfers)
-      if (!direct(t)) bytes += stored_page_bytes(t.group, t.stored);
-    uint8_t* staged = bytes > 0 ? lane.staging(bytes, largest_) : nullptr;
-    std::vector<Detour> detours;
-    for (const PageTransfer& t : transfers) {
-      if (direct(t)) {
-        submit(t, lane.stream.handle(), to_page);
-        continue;
-      }
-      const size_t size = stored_page_bytes(t.group, t.stored);
-      const Detour& detour = detours.emplace_back(Detour{&t, staged});
-      if (to_page) detour.gather();
-      submit({t.group, t.page, t.count, t.stored, {{staged, size}}}, lane.stream.handle(), to_page);
-      staged += size;
-    }
-    return detours;
+  uint8_t* page_of(const PageTransfer& t) const {
+    const Group& group = groups_[t.group];
+    return group.pages.data() + static_cast<size_t>(t.page) * group.page_bytes;
   }
 
-  static bool whole(const PageTransfer& t) { return t.count == kPageTokens; }
-  static bool direct(const PageTransfer& t) { return whole(t) || t.parts.size() == 1; }
-
-  void submit(const PageTransfer& t, StreamHandle stream, bool to_page) const {
-    const Group& group = groups_[t.group];
-    uint8_t* page = group.pages.data() + static_cast<size_t>(t.page) * group.page_bytes;
-    if (whole(t)) {  // stored as it lies in the page
-      for (const PayloadPart& part : t.parts) {
-        if (to_page)
-          gpu_.gpu().copy(stream, page, part.data, part.bytes);
-        else
-          gpu_.gpu().copy(stream, part.data, page, part.bytes);
-        page += part.bytes;
-      }
-      return;
+  // Copies a full page as it lies in memory.
+  void submit_full(const PageTransfer& t, const std::vector<PayloadPart>& parts,
+                   StreamHandle stream, bool to_page) const {
+    uint8_t* page = page_of(t);
+    for (const PayloadPart& part : parts) {
+      if (to_page)
+        gpu_.gpu().copy(stream, page, part.data, part.bytes);
+      else
+        gpu_.gpu().copy(stream, part.data, page, part.bytes);
+      page += part.bytes;
     }
+  }
+  void submit_tokens(const PageTransfer& t, uint8_t* plain, const LayerTable& table,
+                     StreamHandle stream, bool to_page) const {
     gpu_.gpu().make_current();
-    const PageTokensCuda job{page,
-                             t.parts[0].data,
-                             group.device_layers.as<PageLayerCuda>(),
-                             static_cast<int>(group.layers.size()),
+    const PageTokensCuda job{page_of(t),
+                             plain,
+                             table.device.as<PageLayerCuda>(),
+                             static_cast<int>(table.layers.size()),
                              t.stored,
                              t.count,
-                             group.token_bytes};
+                             groups_[t.group].token_bytes};
     (to_page ? write_page_tokens : read_page_tokens)(gpu_.kind(), stream, job);
   }
 
@@ -215,6 +203,61 @@ class DevicePages final : public DecoderPages {
    private:
     const DevicePages& io_;
     std::unique_ptr<Lane> lane_;
+  };
+
+  // Submitted copies and their lane. Those that are not direct pass through the lane's memory.
+  class Copies final : public PageCopies {
+   public:
+    // `pinned`: the parts are.
+    Copies(const DevicePages& io, const std::vector<PageTransfer>& transfers, bool to_page,
+           bool pinned)
+        : io_(io), lane_(io), to_page_(to_page) {
+      if (to_page) io.wait_for_copies(*lane_);
+      const auto direct = [&](const PageTransfer& t) { return pinned && io.direct(t); };
+      size_t bytes = 0;
+      for (const PageTransfer& t : transfers)
+        if (!direct(t)) bytes += local_bytes(t);
+      uint8_t* staged = bytes > 0 ? lane_->staging(bytes, io.largest_) : nullptr;
+      for (const PageTransfer& t : transfers) {
+        if (direct(t)) {
+          submit(t);
+        } else {
+          submit_staged(t, staged);
+          staged += local_bytes(t);
+        }
+      }
+    }
+    void wait() override {
+      lane_->stream.synchronize();
+      if (to_page_) return;
+      for (const LocalPayload& payload : staged_) payload.scatter();
+    }
+
+   private:
+    size_t local_bytes(const PageTransfer& t) const {
+      return static_cast<size_t>(t.stored * io_.groups_[t.group].token_bytes);
+    }
+    void submit(const PageTransfer& t) {
+      const Group& group = io_.groups_[t.group];
+      if (full(t) && group.whole)
+        io_.submit_full(t, t.parts, lane_->stream.handle(), to_page_);
+      else
+        io_.submit_tokens(t, t.parts[0].data, group.stored, lane_->stream.handle(), to_page_);
+    }
+    void submit_staged(const PageTransfer& t, uint8_t* data) {
+      const Group& group = io_.groups_[t.group];
+      staged_.push_back({group.stored.layers, t, data});
+      if (to_page_) staged_.back().gather();
+      if (full(t))
+        io_.submit_full(t, {{data, local_bytes(t)}}, lane_->stream.handle(), to_page_);
+      else
+        io_.submit_tokens(t, data, group.local, lane_->stream.handle(), to_page_);
+    }
+
+    const DevicePages& io_;
+    const LaneUse lane_;
+    const bool to_page_;
+    std::vector<LocalPayload> staged_;
   };
 
   GpuContext& gpu_;

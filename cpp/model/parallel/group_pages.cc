@@ -1,10 +1,25 @@
 #include "model/parallel/group_pages.h"
 
+#include <memory>
+#include <utility>
+
 namespace turbomind {
 
-GroupPages::GroupPages(const std::vector<std::unique_ptr<Model>>& ranks) {
-  for (const auto& rank : ranks) ranks_.push_back(&rank->pages());
+namespace {
+
+// Calls submit(rank) for all ranks, and then waits for what they have submitted.
+template <typename Submit>
+void copy_all(const std::vector<PageIo*>& ranks, Submit submit) {
+  std::vector<std::unique_ptr<PageCopies>> copies;
+  copies.reserve(ranks.size());
+  for (PageIo* rank : ranks) copies.push_back(submit(*rank));
+  for (const auto& rank : copies)
+    if (rank) rank->wait();
 }
+
+}  // namespace
+
+GroupPages::GroupPages(std::vector<PageIo*> ranks) : ranks_(std::move(ranks)) {}
 
 void GroupPages::allocate_pages(const std::vector<int64_t>& pages) {
   for (PageIo* rank : ranks_) rank->allocate_pages(pages);
@@ -28,6 +43,18 @@ void GroupPages::read_page(int group, int32_t page, int count, uint8_t* out) con
 
 void GroupPages::write_page(int group, int32_t page, int count, const uint8_t* in, int stored) {
   for (PageIo* rank : ranks_) rank->write_page(group, page, count, in, stored);
+}
+
+// Ranks that take payloads in one piece get it from the group, once for all: they would overwrite
+// each other's heads in the parts.
+void GroupPages::read_pages(const std::vector<PageTransfer>& transfers) const {
+  if (page_batch() == 1) return PageIo::read_pages(transfers);
+  copy_all(ranks_, [&](const PageIo& rank) { return rank.submit_reads(transfers); });
+}
+
+void GroupPages::write_pages(const std::vector<PageTransfer>& transfers) {
+  if (page_batch() == 1) return PageIo::write_pages(transfers);
+  copy_all(ranks_, [&](PageIo& rank) { return rank.submit_writes(transfers); });
 }
 
 }  // namespace turbomind

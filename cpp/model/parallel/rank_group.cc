@@ -14,6 +14,12 @@ namespace {
 
 using Ranks = std::vector<std::unique_ptr<Model>>;
 
+std::vector<PageIo*> pages_of(const Ranks& ranks) {
+  std::vector<PageIo*> pages;
+  for (const auto& rank : ranks) pages.push_back(&rank->pages());
+  return pages;
+}
+
 class HostRankGroup final : public RankGroup {
  public:
   HostRankGroup(Ranks ranks, std::unique_ptr<RankExchange> exchange)
@@ -44,7 +50,7 @@ RankGroup::RankGroup(Ranks ranks)
     : ranks_(std::move(ranks)),
       threads_(size()),
       errors_(ranks_.size()),
-      pages_(std::make_unique<GroupPages>(ranks_)),
+      pages_(std::make_unique<GroupPages>(pages_of(ranks_))),
       groups_(first().groups()),
       numerics_fingerprint_(first().numerics_fingerprint() + "/tp" + std::to_string(size())) {
   for (size_t g = 0; g < groups_.size(); ++g) {

@@ -1,5 +1,6 @@
 // Copies of pages between a CPU, the stored order and a GPU preserve every byte. On the emulated
 // GPU, or with "--gpu" on the first real one.
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <random>
@@ -46,7 +47,10 @@ std::vector<KvLayout> make_layers() {
 }
 
 struct GpuPage {
-  std::vector<PageLayerCuda> shapes = page_layers_cuda(make_layers());
+  GpuPage() : GpuPage(make_layers()) {}
+  explicit GpuPage(const std::vector<KvLayout>& layouts) : shapes(page_layers_cuda(layouts)) {}
+
+  std::vector<PageLayerCuda> shapes;
   SharedVector<PageLayerCuda> layers{shapes.begin(), shapes.end()};
   int64_t token_bytes = page_token_bytes(shapes);
   Bytes page = Bytes(static_cast<size_t>(kPageTokens * token_bytes), 0xff);
@@ -90,8 +94,8 @@ void check_tokens(int count, int stored) {
   const auto moved = emulator::counters("move_page_tokens");
   EXPECT(real != nullptr || moved.bytes_stored == count * gpu.token_bytes,
          name + ": not every byte once");
-  // Beside them a layer's four fields by every thread.
-  EXPECT(real != nullptr || moved.bytes_loaded == moved.bytes_stored + moved.blocks * 256 * 20,
+  // Beside them a layer's fields but the last by every thread.
+  EXPECT(real != nullptr || moved.bytes_loaded == moved.bytes_stored + moved.blocks * 256 * 36,
          name + ": not every byte is read once");
   const Bytes want = first_tokens(codec, cpu_page, count);
   EXPECT(gpu.read(count) == want, name + ": differ after the GPU's page");
@@ -113,6 +117,53 @@ void check_all_tokens() {
   for (const auto& [count, stored] :
        {std::pair{64, 64}, {1, 1}, {1, 64}, {17, 40}, {63, 63}, {33, 64}})
     check_tokens(count, stored);
+}
+
+// A rank's layers: some of the heads, the last one, all, and heads that another rank reads.
+std::vector<KvLayout> make_slices() {
+  std::vector<KvLayout> layers = make_layers();
+  const HeadSlice slices[] = {{1, 4, true}, {2, 3, true}, {0, 0, true}, {1, 5, false}};
+  layers.push_back(layers[0]);
+  layers[3].offset = layers[2].offset + layers[2].layer_bytes();
+  for (int i = 0; i < 4; ++i) layers[i].slice = slices[i];
+  return layers;
+}
+
+// The heads of a rank go to their places in the payload of all, and nothing else changes there.
+void check_slices() {
+  const std::vector<KvLayout> layouts = make_slices();
+  const PageCodec codec(layouts);
+  const std::vector<PageLayerCuda> shapes = page_layers_cuda(layouts);
+  EXPECT(static_cast<size_t>(stored_token_bytes(shapes)) == codec.bytes(1), "sizes differ");
+  for (const auto& [count, stored] : {std::pair{64, 64}, {1, 1}, {17, 40}, {33, 64}}) {
+    const std::string name = std::to_string(count) + " of " + std::to_string(stored) + " tokens";
+    Bytes payload = random_bytes(codec.bytes(stored), 7 * count + stored);
+    Bytes cpu_page(layouts.back().offset + layouts.back().layer_bytes());
+    codec.write(cpu_page.data(), count, payload.data(), stored);
+    Bytes want(codec.bytes(count), 0xee), got = want;
+    codec.read(cpu_page.data(), count, want.data());
+    GpuPage gpu(layouts);
+    gpu.write(payload, count, stored);
+    emulator::reset_counters();
+    read_page_tokens(kind(), nullptr, gpu.job(got, count, count));
+    finish_kernels();
+    const int64_t unread = int64_t{2} * layouts[3].kv_heads * (layouts[3].k_dim + layouts[3].v_dim);
+    EXPECT(real != nullptr || emulator::counters("move_page_tokens").bytes_stored ==
+                                  count * (gpu.token_bytes - unread),
+           name + ": other bytes than the rank's are moved");
+    EXPECT(got == want, name + ": differ in the payload of all heads");
+    // Heads that another rank reads are in the page too.
+    std::vector<KvLayout> all_read = layouts;
+    all_read[3].slice.reads = true;
+    gpu.shapes = page_layers_cuda(all_read);
+    gpu.layers.assign(gpu.shapes.begin(), gpu.shapes.end());
+    std::fill(want.begin(), want.end(), 0xee);
+    std::fill(got.begin(), got.end(), 0xee);
+    PageCodec(all_read).read(cpu_page.data(), count, want.data());
+    read_page_tokens(kind(), nullptr, gpu.job(got, count, count));
+    finish_kernels();
+    EXPECT(got == want, name + ": heads that another rank reads differ");
+  }
 }
 
 void check_copies() {
@@ -155,6 +206,8 @@ void check_refusals() {
   KvLayout odd;
   odd.kv_heads = 1, odd.k_dim = 60, odd.v_dim = 64;
   EXPECT(refuses([&] { page_layers_cuda({odd}); }), "a width of 60 is taken");
+  odd.k_dim = 64, odd.slice = {3, 3, true};
+  EXPECT(refuses([&] { page_layers_cuda({odd}); }), "head 3 of 3 is taken");
   EXPECT(refuses([&] {
            const int32_t page = 0;
            copy_pages(kind(), nullptr, gpu.page.data(), 24, &page, &page, 1);
@@ -170,6 +223,7 @@ int main(int argc, char** argv) {
   return run_cases(read_arguments(argc, argv),
                    {
                        TM_CASE(check_all_tokens),
+                       TM_CASE(check_slices),
                        TM_CASE(check_copies),
                        TM_CASE(check_refusals),
                    },
