@@ -65,7 +65,8 @@ GroupSize = Annotated[
 Tp = Annotated[
     int | None,
     typer.Option(
-        help="Tensor parallelism: ranks of the CPU that the model is cut over. [default: "
+        help="Tensor parallelism: ranks that the model is cut over, each on a GPU or with a part "
+        "of the CPU's threads. [default: "
         "$TURBOMIND_TP, else the number of GPUs of --device, else 1]"
     ),
 ]

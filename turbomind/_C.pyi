@@ -120,7 +120,9 @@ def pool_sizes(
     """Returns the pages of each cache group: in `bytes`, or with `pages`, unless it is 0, for the group
     that reaches the furthest back. Steps have at most `rows` sequences and `chunk` prompt tokens."""
 
-def plan_cache(config: ModelConfig, ranks: int = 1) -> list[CacheGroup]:
+def plan_cache(
+    config: ModelConfig, ranks: int = 1, gpu: bool = False
+) -> list[CacheGroup]:
     """Returns the cache groups of a model with the pages of all ranks. Raises ModelError for a config
     out of range, InvalidRequest for one that cannot be cut over so many ranks."""
 

@@ -129,6 +129,12 @@ def device_name(gpus: Sequence[_C.GpuOptions]) -> str:
     return "cuda_emulated" if listed == "0" else f"cuda_emulated:{listed}"
 
 
+def gpu_note(gpu: _C.GpuOptions, gpus: Sequence[_C.GpuOptions]) -> str:
+    """Returns " on cuda:1", to name a GPU of several; an empty text for the only one."""
+    kind = "cuda" if gpu.kind == "cuda" else "cuda_emulated"
+    return f" on {kind}:{gpu.index}" if len(gpus) > 1 else ""
+
+
 def gpu_fault(ranks: int = 1) -> str:
     """Returns why "auto" does not take a GPU for each rank, or an empty text if they work.
 
@@ -164,8 +170,8 @@ def model_fault(info: ModelInfo, gpus: Sequence[_C.GpuOptions]) -> str:
     for gpu, ranks in ranks_by_gpu(gpus):
         needed, total = sum(weights[rank] for rank in ranks), totals[gpu.kind, gpu.index]
         if needed >= total:
-            which = f" on {device_name([gpu])}" if len(gpus) > 1 else ""
-            return f"the weights{which} need {needed} bytes as {info.weights_text}, it has {total}"
+            where, formats = gpu_note(gpu, gpus), info.weights_text
+            return f"the weights{where} need {needed} bytes as {formats}, it has {total}"
     return ""
 
 

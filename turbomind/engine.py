@@ -104,12 +104,12 @@ class Engine:
         max_batch_size: Most sequences in one step, 1 to 4096.
         max_context_tokens: Most tokens of one sequence. None: the model's limit. The cache may hold
             fewer.
-        cache_memory: Memory of the KV cache: bytes as an int, a text like "2GiB", or a share like
-            "90%". A share is taken on the CPU of the memory available after the weights are loaded;
-            on a GPU of the memory free beside weights and steps, which reserves 256 MiB of it (or
-            the rest of the share, if more) for captured graphs and libraries. None: "2GiB" but at
-            most 80% of what is free, on a
-            GPU "90%", emulated "64MiB". `stats().cache_bytes` is the result.
+        cache_memory: Memory of the KV cache of all ranks: bytes as an int, a text like "2GiB", or a
+            share like "90%". A share is taken on the CPU of the memory available after the weights
+            are loaded; on a GPU of the memory free beside weights and steps, which reserves 256 MiB
+            of it (or the rest of the share, if more) for captured graphs and libraries. None:
+            "2GiB" but at most 80% of what is free, on a GPU "90%", emulated "64MiB".
+            `stats().cache_bytes` is the result.
         cache_pages: Pages of full attention, in place of cache_memory. Windows get the pages that
             `max_batch_size` sequences and some idle ones need, at most as many.
         prefill_chunk: Most prompt tokens of one step (chunked prefill). None: 512, on a GPU 2048.
@@ -134,10 +134,10 @@ class Engine:
         warm_up: Runs steps before the first request, so that first requests are as fast as later
             ones: on a GPU steps of all kinds, for at most 5 seconds, and on any device two or more
             whose times decide how the first prompt is cut. None: True, but not on an emulated GPU.
-        tp: Tensor parallelism: ranks that the model is cut over, each with a part of the threads;
-            more than one GPU is refused. It divides heads and intermediate sizes. None:
-            $TURBOMIND_TP, else the number of GPUs that `device` lists, else 1. KV of another number
-            of ranks is used; `exact` requests compute it again.
+        tp: Tensor parallelism: ranks that the model is cut over, each on a GPU or with a part of
+            the threads of the CPU. It divides heads and intermediate sizes. None: $TURBOMIND_TP,
+            else the number of GPUs that `device` lists, else 1. KV of another number of ranks is
+            used; `exact` requests compute it again.
 
     Raises:
         InvalidRequest: An option is wrong.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import turbomind._C as _C
 from turbomind.defaults import CacheSize, pool_bytes
-from turbomind.device import device_name, ranks_by_gpu
+from turbomind.device import gpu_note, ranks_by_gpu
 from turbomind.errors import InvalidRequest
 from turbomind.loading.loader import ModelInfo
 from turbomind.machine import available_memory
@@ -79,11 +79,10 @@ def check_gpu_memory(
         kv = pages or cache.of(max(0, free - weights) * len(gpus) // len(ranks))
         kv = kv * len(ranks) // len(gpus)
         if weights + kv > free:
-            which = f" on {device_name([gpu])}" if len(gpus) > 1 else ""
             raise InvalidRequest(
-                f"the weights{which} need {weights} bytes as {info.weights_text} and the KV cache "
-                f"{kv} (cache_memory, cache_pages), expected at most {free} together, the "
-                "device's free memory"
+                f"the weights{gpu_note(gpu, gpus)} need {weights} bytes as {info.weights_text} and "
+                f"the KV cache {kv} (cache_memory, cache_pages), expected at most {free} together, "
+                "the device's free memory"
             )
 
 

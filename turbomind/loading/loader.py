@@ -203,7 +203,7 @@ def describe(
         tp=tp,
     )
     if tp != 1:
-        _C.plan_cache(info.to_core(), tp)  # raises if it cannot be cut
+        _C.plan_cache(info.to_core(), tp, gpu and not formats)  # raises if it cannot be cut
     return info
 
 

@@ -42,15 +42,17 @@ def test_ranks_are_grouped_by_their_gpu() -> None:
         assert [gpu.index for gpu, _ in found] == list(expected)
 
 
-@pytest.mark.parametrize(("indices", "on_each"), [((2,), 1), ((0, 1), 1), ((1, 1), 2)])
+@pytest.mark.parametrize(("indices", "on_each"), [((2,), 1), ((1, 0), 1), ((1, 1), 2)])
 def test_each_gpu_needs_the_memory_of_its_ranks(
     indices: tuple[int, ...], on_each: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Enough bytes on every GPU are accepted, a byte less on the last one is not."""
     info = described(tmp_path, len(indices))
-    [weights] = set(info.rank_weight_bytes)  # of equal parts
-    needed = on_each * weights + (on_each << 20) // len(indices)
-    free = dict.fromkeys(indices, needed)
+    weights = dict.fromkeys(indices, 0)
+    for index, size in zip(indices, info.rank_weight_bytes, strict=True):
+        weights[index] += size
+    free = {index: size + (on_each << 20) // len(indices) for index, size in weights.items()}
+    last = indices[-1]
     monkeypatch.setattr(_C, "gpu_free_bytes", lambda gpu: free[gpu.index])
 
     def check(size: str) -> None:
@@ -59,14 +61,14 @@ def test_each_gpu_needs_the_memory_of_its_ranks(
 
     check("1MiB")
     check("100%")
-    free[indices[-1]] -= 1
+    free[last] -= 1
     with pytest.raises(InvalidRequest) as refusal:
         check("1MiB")
-    which = f" on cuda_emulated:{indices[-1]}" if len(indices) > 1 else ""
-    assert str(refusal.value).startswith(f"the weights{which} need {on_each * weights} bytes as ")
-    assert f"expected at most {needed - 1} together" in str(refusal.value)
+    which = f" on cuda_emulated:{last}" if len(indices) > 1 else ""
+    assert str(refusal.value).startswith(f"the weights{which} need {weights[last]} bytes as ")
+    assert f"expected at most {free[last]} together" in str(refusal.value)
     check("100%")
-    free[indices[-1]] = on_each * weights - 1
+    free[last] = weights[last] - 1
     with pytest.raises(InvalidRequest, match="expected at most"):
         check("1%")
 
@@ -77,8 +79,7 @@ def test_cache_pages_are_divided_over_the_gpus(
     info, options = described(tmp_path, 2), _C.EngineOptions()
     options.cache_pages = 100
     [group] = _C.plan_cache(info.to_core(), 2)
-    needed = info.rank_weight_bytes[0] + 50 * group.page_bytes
-    free = {0: needed, 1: needed}
+    free = {rank: size + 50 * group.page_bytes for rank, size in enumerate(info.rank_weight_bytes)}
     monkeypatch.setattr(_C, "gpu_free_bytes", lambda gpu: free[gpu.index])
     check_gpu_memory(info, options, CacheSize(None, EMULATED), emulated(0, 1))
     free[1] -= 1

@@ -10,9 +10,9 @@ import pytest
 from checkpoints import TINY
 
 from turbomind import _C, Engine, InvalidRequest, describe
-from turbomind.device import DEVICE_VARIABLE, TP_VARIABLE
+from turbomind.device import TP_VARIABLE
 
-pytestmark = pytest.mark.cpu_only("a GPU has one rank")
+pytestmark = pytest.mark.cpu_only("weights that ranks on the CPU share")
 
 Open = Callable[..., Engine]
 
@@ -61,17 +61,6 @@ def test_the_variable_is_the_default(
         assert open_engine(config, load_format="dummy").tp == ranks
     engine = open_engine(config, load_format="dummy", tp=2)
     assert engine.numerics_fingerprint.endswith("/tp2")
-
-
-def test_a_gpu_has_one_rank(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InvalidRequest) as refusal:
-        Engine(config, device="cuda_emulated", tp=2, load_format="dummy")
-    assert str(refusal.value) == "tp is 2, expected 1 on a GPU"
-    with pytest.raises(InvalidRequest, match="^tp is 2, expected 1 on a GPU$"):
-        Engine(config, device="cuda_emulated:2,1", tp=2, load_format="dummy")
-    monkeypatch.setenv(DEVICE_VARIABLE, "")  # auto
-    with Engine(config, tp=2, load_format="dummy", cache_memory="8MiB") as engine:
-        assert (engine.device, engine.device_note) == ("cpu", None)
 
 
 def emulated(*indices: int) -> list[_C.GpuOptions]:
