@@ -14,7 +14,7 @@ from checkpoints import TINY, Zoo, prompt, reference_logits, relative, rounded
 from command import lmchat
 from devices import FakeGpus
 
-from turbomind import _C, Engine, InvalidRequest, ModelError
+from turbomind import _C, Engine, Handle, InvalidRequest, ModelError
 from turbomind import device as device_module
 
 pytestmark = pytest.mark.cpu_only("GPUs are named here")
@@ -169,6 +169,38 @@ def test_requests_of_several_sequences_and_kinds(
         next(iter(stream))
         stream.cancel()
     assert engine.generate(prompts[1], **GREEDY).token_ids == alone[1].token_ids
+
+
+def test_pages_of_all_ranks_return_from_lower_tiers(
+    tmp_path: Path, model: Callable[..., Path], open_engine: Open
+) -> None:
+    """Also in the next engine, and there on other GPUs."""
+    options: dict[str, Any] = {**DUMMY, "tp": 2, "page_folder": tmp_path / "pages"}
+    engine = open_engine(model(), **options, device="cuda_emulated:0,1", host_memory="4MiB")
+    params = {**GREEDY, "logprobs": 5}
+    ids = prompt(230, engine.vocab_size)
+
+    def turn(handle: Handle, length: int, append: list[int]) -> Any:
+        with handle.advance(length, append, **params) as stream:
+            return stream.result()
+
+    handle = engine.open(persist=True)
+    tokens = ids + turn(handle, 0, ids).token_ids
+    resident = turn(handle, len(tokens) - 1, [*tokens[-1:], 7])
+    handle.truncate(len(tokens) - 1)
+    handle.save()
+    assert engine.flush_pages(30)
+    handle.park()
+    engine.evict()
+    loaded = turn(handle, len(tokens) - 1, [*tokens[-1:], 7])
+    assert loaded.loaded_tokens == len(tokens) - 1
+    assert (loaded.token_ids, loaded.logprobs) == (resident.token_ids, resident.logprobs)
+    handle.close(save=True)
+    engine.close()
+    engine = open_engine(model(), **options, device="cuda_emulated:1,1")
+    again = engine.generate([*tokens, 7], **params)
+    assert again.loaded_tokens >= len(tokens) // 64 * 64
+    assert (again.token_ids, again.logprobs) == (resident.token_ids, resident.logprobs)
 
 
 def test_the_profiler_measures_every_gpu(model: Callable[..., Path], open_engine: Open) -> None:
