@@ -28,6 +28,7 @@ DRIVERS = sorted(p.name.removesuffix("_main.cc") for p in ROOT.glob("cpp/tests/*
 TESTS = [d for d in DRIVERS if d.endswith("_test")]  # the others are benchmarks, and engine_fuzz
 WITH_THREADS = [
     "event_test",
+    "gpu_ranks_test no_allocation",
     "host_tier_test",
     "disk_tier_test",
     "disk_tier_trouble_test",
