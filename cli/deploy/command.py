@@ -84,7 +84,7 @@ def start(
     replicas: Annotated[
         int,
         typer.Option(
-            metavar="R", help="Processes that serve the model, each on cores or a GPU of its own."
+            metavar="R", help="Processes that serve the model, each on cores or GPUs of its own."
         ),
     ],
     web: Annotated[

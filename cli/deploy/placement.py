@@ -1,4 +1,4 @@
-"""What each replica computes on: cores, a GPU, and its share of the memory."""
+"""What each replica computes on: cores, a GPU for each rank, and its share of the memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import turbomind._C as _C
 from lmchat.bundled import find_model
 from lmchat.errors import InvalidRequest
 from turbomind.defaults import CPU, CacheSize
-from turbomind.device import gpu_options, named_device
+from turbomind.device import gpu_options, named_device, rank_count
 from turbomind.machine import available_memory, cores, parse_bytes, physical_cores
 from turbomind.memory_budget import attention_bytes, check_parts, parts_of
 from turbomind.params import integer
@@ -32,8 +32,8 @@ class Place:
 
     Attributes:
         cpus: its CPUs.
-        device: the device in words: "GPU 0" or "CPU 0,1".
-        visible: its GPU, as in $CUDA_VISIBLE_DEVICES.
+        device: the device in words: "GPU 0", "GPU 2,3" or "CPU 0,1".
+        visible: its GPUs, as in $CUDA_VISIBLE_DEVICES.
         cache_memory: bytes of its KV cache; None: the option as it is given.
     """
 
@@ -70,8 +70,8 @@ def places(replicas: int, model: str | None, options: Mapping[str, Any]) -> list
     named = {name: options.get(name, "auto") for name in ("device", "isa", "dtype", "kv_dtype")}
     device = str(named_device(**named)[0])
     parts = split(cores()[: physical_cores()], replicas)
-    if gpus := _gpus(device, replicas):
-        return [Place(cpus, f"GPU {gpu}", gpu) for cpus, gpu in zip(parts, gpus, strict=False)]
+    if gpus := _gpus(device, replicas, rank_count(options.get("tp"), device)):
+        return [Place(cpus, f"GPU {gpu}", gpu) for cpus, gpu in zip(parts, gpus, strict=True)]
     memory = None if device.startswith("cuda") else _cache(replicas, model, options)
     is_cpu = device in ("auto", "cpu")
     return [
@@ -93,23 +93,27 @@ def split(of: Sequence[frozenset[int]], replicas: int) -> list[frozenset[int]]:
     return [frozenset().union(*of[a:b]) for a, b in itertools.pairwise(ends)]
 
 
-def _gpus(device: str, replicas: int) -> list[str]:
-    """Returns the GPUs for replicas, as in $CUDA_VISIBLE_DEVICES; none where the CPU computes, or
-    where the device's number is given."""
+def _gpus(device: str, replicas: int, ranks: int) -> list[str]:
+    """Returns the GPUs of each replica, one for each rank, as in $CUDA_VISIBLE_DEVICES; none where
+    the CPU computes, or where the GPUs' numbers are given."""
     if device.startswith("cuda:") and replicas > 1:
         raise InvalidRequest(f"device is {device!r} for {replicas} replicas, expected 'cuda'")
     if device not in ("auto", "cuda"):
         return []
     if device == "cuda":
-        gpu_options(device)  # raises where there is none
+        gpu_options(device, tp=ranks)  # raises where there are too few for one
     count = sum(gpu.kind == "cuda" for gpu in _C.gpu_devices())
-    if replicas > count > 0:
+    if count == 0:
+        return []
+    if replicas * ranks > count:
+        each = f" with tp {ranks}, {replicas * ranks} GPUs" if ranks > 1 else ""
         raise InvalidRequest(
-            f"--replicas is {replicas}, expected at most {count}, the number of GPUs; with "
+            f"--replicas is {replicas}{each}, expected at most {count}, the number of GPUs; with "
             "--device cpu the CPU computes"
         )
     visible = os.environ.get(_VISIBLE)
-    return (visible.split(",") if visible else list(map(str, range(count))))[:count]
+    numbers = visible.split(",") if visible else list(map(str, range(count)))
+    return [",".join(numbers[n * ranks : (n + 1) * ranks]) for n in range(replicas)]
 
 
 def _cache(replicas: int, model: str | None, options: Mapping[str, Any]) -> int:

@@ -5,6 +5,7 @@ import socket
 
 import pytest
 from deployment import needs_haproxy
+from devices import FakeGpus
 from typer.testing import CliRunner
 
 from lmchat.cli.app import app
@@ -38,6 +39,11 @@ def refused(*arguments):
         (["--replicas", "2", "--max-batch-size", "0"], "max_batch_size is 0"),
         (["--replicas", "2", "--drain-seconds", "-1"], "--drain-seconds is -1.0"),
         (["--replicas", "2", "--device", "cuda:1"], "device is 'cuda:1' for 2 replicas"),
+        (
+            ["--replicas", "2", "--device", "cuda:0,1", "--tp", "2"],
+            "device is 'cuda:0,1' for 2 replicas, expected 'cuda'",
+        ),
+        (["--replicas", "1", "--device", "cuda:0,1", "--tp", "3"], "tp is 3, expected 2, the num"),
         (["./status", "--replicas", "1"], "./status"),
     ],
 )
@@ -73,6 +79,36 @@ def test_more_replicas_than_gpus_are_refused(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
     found = [place.environment["CUDA_VISIBLE_DEVICES"] for place in placement.places(2, None, {})]
     assert found == ["5", "7"]
+
+
+def test_each_replica_has_a_gpu_for_each_rank(monkeypatch):
+    """Neighbouring GPUs, which its process sees as the first ones."""
+    FakeGpus("5 CUDA devices").install(monkeypatch)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def found(replicas, **options):
+        placed = placement.places(replicas, None, options)
+        visible = [place.environment["CUDA_VISIBLE_DEVICES"] for place in placed]
+        assert [place.device for place in placed] == [f"GPU {gpus}" for gpus in visible]
+        assert {place.cache_memory for place in placed} == {None}
+        return visible
+
+    for device in ("auto", "cuda"):
+        assert found(2, device=device, tp=2) == ["0,1", "2,3"]
+        assert found(1, device=device, tp=5) == ["0,1,2,3,4"]
+        assert found(5, device=device) == ["0", "1", "2", "3", "4"]
+    monkeypatch.setenv("TURBOMIND_TP", "2")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,GPU-ab,3,1,0")
+    assert found(2) == ["7,GPU-ab", "3,1"]
+    with pytest.raises(InvalidRequest, match="is 3 with tp 2, 6 GPUs, expected at most 5"):
+        found(3)
+    with pytest.raises(InvalidRequest, match="is 2 with tp 3, 6 GPUs, expected at most 5"):
+        found(2, tp=3)
+    with pytest.raises(InvalidRequest, match="tp is 6, expected at most 5, the GPUs of device"):
+        found(1, tp=6, device="cuda")
+    [place] = placement.places(1, None, {"device": "cuda:3,1"})
+    assert (place.device, place.visible) == ("cuda:3,1", None)
+    assert placement.places(2, None, {"device": "cpu"})[0].device.startswith("CPU ")
 
 
 def test_a_missing_haproxy_is_refused(monkeypatch):
