@@ -26,6 +26,11 @@ TM_DEVICE bool wait_for_count(const uint32_t* counter, uint32_t count, const uin
   return emulator::wait_for_count(counter, count, stop);
 }
 
+// Returns a word as the host and other devices have last stored it.
+TM_DEVICE uint32_t load_system(const uint32_t* p) {
+  return load(p);
+}
+
 #else
 
 TM_DEVICE void post_count(uint32_t* counter, uint32_t count) {
@@ -41,6 +46,10 @@ TM_DEVICE bool wait_for_count(const uint32_t* counter, uint32_t count, const uin
       if (static_cast<int32_t>(load_acquire_system(counter) - count) >= 0) return true;
     if (load_acquire_system(stop) != 0 || nanoseconds() - begin > limit_ns) return false;
   }
+}
+
+TM_DEVICE uint32_t load_system(const uint32_t* p) {
+  return load_acquire_system(p);
 }
 
 #endif

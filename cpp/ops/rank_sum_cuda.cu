@@ -1,7 +1,10 @@
 // An exchange is the beginning of a kernel. Every block tells the other ranks that this one has
-// come, so that no block needs another one to run first, and waits for them. What they have stored
-// is then read by plain loads, which come after the acquiring ones of the wait; ld.global.nc would
-// not do, for other devices write that memory while this context lives.
+// come, so that no block needs another one to run first, and waits for them.
+//
+// What they have stored is then read by load(), a plain coherent ld.global. Other devices write
+// that memory again and again, so ld.global.nc would not do (tests/cpp/test_cuda_build.py looks for
+// it in the machine code). The acquiring loads of the wait and the barrier after it order the loads
+// of the whole block, and no line of the first-level cache from before the wait is used.
 #include "ops/rank_sum_cuda.h"
 
 #include <algorithm>
@@ -18,18 +21,28 @@ namespace {
 constexpr int kThreads = kNormThreads;
 constexpr int kColsPerBlock = 4 * kThreads;
 
-// All threads of the block call it, before the block stores anything.
+// Tells the other ranks that this one has come and waits for them. The threads of one warp call it.
+TM_DEVICE void meet_in_warp(const DeviceExchange& e) {
+  const uint32_t count = load(e.base) + e.number;
+  const int rank = lane_index();
+  if (rank == 0) post_count(e.counters[e.own], count);
+  __syncwarp();
+  const bool came = rank >= e.ranks || rank == e.own ||
+                    wait_for_count(e.counters[rank], count, e.stop, e.limit_ns);
+  const unsigned late = __ballot_sync(kAllLanes, !came);
+  // Whoever has set *stop has also told why.
+  if (rank != 0 || late == 0 || load_system(e.stop) != 0) return;
+  if (load_system(e.missing) == 0)
+    store(e.missing, static_cast<uint32_t>(__ffs(static_cast<int>(late))));
+  post_count(e.stop, 1);  // visible after *missing
+}
+static_assert(kMostGpuRanks <= kWarp);
+
+// All threads of the block call it, before the block stores anything. After a wait that failed the
+// kernel ends as usual, with results that do not matter.
 TM_DEVICE void meet_ranks(const DeviceExchange& e) {
   if (!e.waits) return;
-  const uint32_t count = load(e.base) + e.number;
-  if (threadIdx.x == 0) post_count(e.counters[e.own], count);
-  __syncthreads();
-  const int rank = threadIdx.x;
-  if (rank < e.ranks && rank != e.own &&
-      !wait_for_count(e.counters[rank], count, e.stop, e.limit_ns) && load(e.stop) == 0) {
-    store(e.missing, static_cast<uint32_t>(1 + rank));
-    post_count(e.stop, 1);
-  }
+  if (warp_index() == 0) meet_in_warp(e);
   __syncthreads();
 }
 
@@ -130,7 +143,8 @@ void check(const char* op, const DeviceExchange& e) {
   if (e.ranks < 1 || e.ranks > kMostGpuRanks || e.own < 0 || e.own >= e.ranks)
     throw_error(ErrorCode::internal, op, ": got rank ", e.own, " of ", e.ranks,
                 ", expected at most ", kMostGpuRanks);
-  if (e.waits && (e.base == nullptr || e.stop == nullptr || e.missing == nullptr))
+  const bool counted = std::all_of(e.counters, e.counters + e.ranks, [](auto* c) { return c; });
+  if (e.waits && (!counted || e.base == nullptr || e.stop == nullptr || e.missing == nullptr))
     throw_error(ErrorCode::internal, op, ": got no counters, expected those of all ranks");
 }
 
