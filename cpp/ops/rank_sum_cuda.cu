@@ -20,6 +20,7 @@ namespace {
 
 constexpr int kThreads = kNormThreads;
 constexpr int kColsPerBlock = 4 * kThreads;
+constexpr int kInFlight = 3;  // parts of ranks that a thread loads at once, after the first one
 
 // Tells the other ranks that this one has come and waits for them. The threads of one warp call it.
 TM_DEVICE void meet_in_warp(const DeviceExchange& e) {
@@ -46,73 +47,115 @@ TM_DEVICE void meet_ranks(const DeviceExchange& e) {
   __syncthreads();
 }
 
-// Four columns of the sum, in the order of the ranks, from memory that all of them have filled.
-TM_DEVICE float4 sum_four(const DeviceRankSum& p, int c) {
-  const auto part = [&](int r) {
-    return load_four(p.parts[r] + blockIdx.x * p.part_stride, c, p.cols);
-  };
-  float4 sum = part(0);
-  for (int r = 1; r < p.exchange.ranks; ++r) {
-    const float4 v = part(r);
-    sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
-  }
-  return sum;
+// The parts come from the memory of other devices, and at batch 1 the time is that of one round
+// trip to them. So a thread holds some pieces of four columns of its row, at columns(j), loads
+// those of several ranks before it adds the first, and stores nothing before all are loaded.
+// `Columns` returns a column from p.cols on where the thread has no piece.
+template <int kPieces, typename Columns>
+TM_DEVICE void load_pieces(const float* row, int cols, Columns&& columns, float4 (&v)[kPieces]) {
+#pragma unroll
+  for (int j = 0; j < kPieces; ++j)
+    if (columns(j) < cols) v[j] = load_four(row, columns(j), cols);
 }
 
-// Updates four columns of x and returns them.
-TM_DEVICE float4 update_four(const DeviceRankSum& p, int c) {
-  float* row = p.x + blockIdx.x * p.x_stride;
-  const float4 sum = sum_four(p, c);
-  float4 x = make_float4(p.scale * sum.x, p.scale * sum.y, p.scale * sum.z, p.scale * sum.w);
-  if (p.add) {
-    x = load_four(row, c, p.cols);
-    x = make_float4(fma(p.scale, sum.x, x.x), fma(p.scale, sum.y, x.y), fma(p.scale, sum.z, x.z),
-                    fma(p.scale, sum.w, x.w));
+// v = the sum in the order of the ranks, from memory that all of them have filled.
+template <int kPieces, typename Columns>
+TM_DEVICE void sum_pieces(const DeviceRankSum& p, Columns&& columns, float4 (&v)[kPieces]) {
+  const int ranks = p.exchange.ranks;
+  const auto load_part = [&](int r, float4(&to)[kPieces]) {
+    load_pieces(p.parts[r] + blockIdx.x * p.part_stride, p.cols, columns, to);
+  };
+  load_part(0, v);
+  for (int begin = 1; begin < ranks; begin += kInFlight) {
+    float4 next[kInFlight][kPieces] = {};
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i)
+      if (begin + i < ranks) load_part(begin + i, next[i]);
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      if (begin + i >= ranks) break;
+#pragma unroll
+      for (int j = 0; j < kPieces; ++j)
+        v[j] = make_float4(v[j].x + next[i][j].x, v[j].y + next[i][j].y, v[j].z + next[i][j].z,
+                           v[j].w + next[i][j].w);
+    }
   }
-  store_four(row, c, p.cols, x);
-  return x;
+}
+
+TM_DEVICE float* x_row(const DeviceRankSum& p) {
+  return p.x + blockIdx.x * p.x_stride;
+}
+
+// Loads what the sum is added to, which no other rank writes: before the wait for them.
+template <int kPieces, typename Columns>
+TM_DEVICE void load_x(const DeviceRankSum& p, Columns&& columns, float4 (&x)[kPieces]) {
+  if (p.add) load_pieces(x_row(p), p.cols, columns, x);
+}
+
+// Updates the pieces of x, which were loaded, and returns the new ones in v, which is zero.
+template <int kPieces, typename Columns>
+TM_DEVICE void update_pieces(const DeviceRankSum& p, Columns&& columns, const float4 (&x)[kPieces],
+                             float4 (&v)[kPieces]) {
+  sum_pieces(p, columns, v);
+#pragma unroll
+  for (int j = 0; j < kPieces; ++j) {
+    if (p.add)
+      v[j] = make_float4(fma(p.scale, v[j].x, x[j].x), fma(p.scale, v[j].y, x[j].y),
+                         fma(p.scale, v[j].z, x[j].z), fma(p.scale, v[j].w, x[j].w));
+    else
+      v[j] = make_float4(p.scale * v[j].x, p.scale * v[j].y, p.scale * v[j].z, p.scale * v[j].w);
+    if (columns(j) < p.cols) store_four(x_row(p), columns(j), p.cols, v[j]);
+  }
 }
 
 TM_KERNEL(kThreads, 4) void rank_sum_rows(const TM_GRID_CONSTANT DeviceRankSum p) {
   let_next_start();
   wait_for_previous();
-  meet_ranks(p.exchange);
   const int c = blockIdx.y * kColsPerBlock + 4 * threadIdx.x;
-  if (c < p.cols) update_four(p, c);
+  const auto columns = [c](int) { return c; };
+  float4 x[1] = {}, v[1] = {};
+  load_x(p, columns, x);
+  meet_ranks(p.exchange);
+  update_pieces(p, columns, x, v);
 }
 
 // With a norm of up to 4096 columns.
 template <typename T>
-TM_KERNEL(kThreads, 3)
+TM_KERNEL(kThreads, 2)
 void rank_sum_norm_rows(const TM_GRID_CONSTANT DeviceRankSum p) {
   let_next_start();
-  float4 v[kHeld] = {}, w[kHeld] = {};
+  const int c = 4 * threadIdx.x;
+  const auto columns = [c](int j) { return c + j * kColsPerBlock; };
+  float4 x[kHeld] = {}, v[kHeld] = {}, w[kHeld] = {};
   load_held_weights(p.norm, w);
   wait_for_previous();
+  load_x(p, columns, x);
   meet_ranks(p.exchange);
-  const int pieces = (p.cols + 3) / 4;
-#pragma unroll
-  for (int j = 0; j < kHeld; ++j) {
-    const int i = threadIdx.x + j * kThreads;
-    if (i < pieces) v[j] = update_four(p, 4 * i);
-  }
+  update_pieces(p, columns, x, v);
   norm_held<T>(p.norm, v, w);
 }
 
-// With a norm of any width.
+// With a norm of any width: a thread holds kHeld pieces at a time, and the row lies in shared
+// memory.
 template <typename T>
-TM_KERNEL(kThreads, 4)
+TM_KERNEL(kThreads, 2)
 void rank_sum_norm_wide_rows(const TM_GRID_CONSTANT DeviceRankSum p) {
   let_next_start();
   wait_for_previous();
   meet_ranks(p.exchange);
   float4* row = shared_row();
-  const int pieces = (p.cols + 3) / 4;
   float4 s = make_float4(0, 0, 0, 0);
-#pragma unroll 2
-  for (int i = threadIdx.x; i < pieces; i += kThreads) {
-    row[i] = update_four(p, 4 * i);  // read again by this thread alone
-    s = add_squares(row[i], s);
+  for (int c = 4 * threadIdx.x; c < p.cols; c += kHeld * kColsPerBlock) {
+    const auto columns = [c](int j) { return c + j * kColsPerBlock; };
+    float4 x[kHeld] = {}, v[kHeld] = {};
+    load_x(p, columns, x);
+    update_pieces(p, columns, x, v);
+#pragma unroll
+    for (int j = 0; j < kHeld; ++j) {
+      if (columns(j) >= p.cols) break;
+      row[columns(j) / 4] = v[j];  // read again by this thread alone
+      s = add_squares(v[j], s);
+    }
   }
   norm_shared<T>(p.norm, row, s);
 }

@@ -203,6 +203,26 @@ def test_attention_copies_whole_slabs_without_conditions(kernels):
     assert not bad, "\n".join(bad)
 
 
+# Loads of 16 bytes by a thread of a sum: its pieces of the rows of four ranks.
+PARTS_IN_FLIGHT = {"rank_sum_rows": 4, "rank_sum_norm_rows": 16, "rank_sum_norm_wide_rows": 16}
+
+
+def test_sums_of_ranks_load_all_parts_before_they_add(kernels):
+    """Each wait for a load is a round trip to the memory of another device."""
+    bad = []
+    for kernel in kernels:
+        expected = PARTS_IN_FLIGHT.get(plain_name(kernel.name))
+        if expected is None:
+            continue
+        kinds = [one.kind for one in kernel.code]
+        met = kinds.index("BAR")  # all ranks have come
+        loads = kernel.code[met : kinds.index("FADD", met)]
+        wide = sum(one.kind == "LDG" and ".128" in one.name for one in loads)
+        if wide < expected or any(one.kind == "STG" for one in loads):
+            bad.append(f"{kernel.name}: {wide} loads of 16 bytes, expected {expected} and no store")
+    assert not bad, "\n".join(bad)
+
+
 def test_every_kernel_is_hot_or_cold(reports):
     assert {plain_name(kernel) for kernel, _ in reports} == HOT | COLD
     kernels = {kernel for kernel, _ in reports}
