@@ -162,10 +162,11 @@ def model_fault(info: ModelInfo, gpus: Sequence[_C.GpuOptions]) -> str:
     Raises:
         InvalidRequest: The model cannot be cut over so many ranks.
     """
-    weights = info.rank_weight_bytes
-    fault = _C.model_fault(info.to_core(), gpus)
-    if fault:
+    core = info.to_core()
+    _C.plan_cache(core, len(gpus), True)  # refuses what cannot be cut
+    if fault := _C.model_fault(core, gpus):
         return fault
+    weights = info.rank_weight_bytes
     totals = {(d.kind, d.index): d.total_bytes for d in _C.gpu_devices()}
     for gpu, ranks in ranks_by_gpu(gpus):
         needed, total = sum(weights[rank] for rank in ranks), totals[gpu.kind, gpu.index]
