@@ -41,9 +41,10 @@ def checker(builds: DriverBuilds, kind: str) -> Check:
     return lambda command: passes(builds.result(kind, command))
 
 
-def fuzz(scripted: int, asynchronous: int, decoder: int, group: int) -> list[str]:
+def fuzz(scripted: int, asynchronous: int, decoder: int, group: int, gpus: int = 0) -> list[str]:
     """Command lines for so many random mixes on each model."""
     mixes = {"scripted": scripted, "async": asynchronous, "decoder": decoder, "group": group}
+    mixes |= {"gpus": gpus} if gpus else {}
     return [f"engine_fuzz {count} --model {model}" for model, count in mixes.items()]
 
 
@@ -67,7 +68,7 @@ def test_driver(plain, command):
     plain(command)
 
 
-@pytest.mark.parametrize("command", fuzz(scripted=100, asynchronous=40, decoder=100, group=60))
+@pytest.mark.parametrize("command", fuzz(100, 40, 100, group=60, gpus=2))
 def test_random_mixes_equal_their_solo_runs(plain, command):
     plain(command)
 

@@ -3,7 +3,7 @@
 // balance. The scripted model also runs the checks of single rules, the asynchronous one those of
 // overlapped steps, a group those of ranks that throw or run out of memory.
 //
-//   engine_fuzz [mixes] [--seed first] [--model scripted|async|decoder|group]
+//   engine_fuzz [mixes] [--seed first] [--model scripted|async|decoder|group|gpus]
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -67,7 +67,7 @@ void run_clients(const Mix& mix, Random& random, std::vector<std::vector<Tokens>
       try {
         Client client(mix, *engine, max_context, client_seed);
         client.closed = closed[i];
-        client.run(12);
+        client.run(mix.actions);
         closed[i] = client.closed;
       } catch (const std::exception& e) {
         failures[i] = e.what();
@@ -151,6 +151,7 @@ int main(int argc, char** argv) {
       const std::string name = argv[++i];
       kind = name == "decoder" ? Kind::decoder
              : name == "group" ? Kind::group
+             : name == "gpus"  ? Kind::gpus
              : name == "async" ? Kind::async
                                : Kind::scripted;
     } else {
@@ -174,7 +175,7 @@ int main(int argc, char** argv) {
   }
   std::printf("engine_fuzz: %ld mixes from seed %llu passed\n", mixes,
               static_cast<unsigned long long>(first));
-  if (kind == Kind::group)
+  if (kind == Kind::group || kind == Kind::gpus)
     std::printf("%lld steps failed by faults\n", static_cast<long long>(faults));
   return 0;
 }

@@ -109,6 +109,8 @@ class FaultyGroup final : public Model {
   Context& context() override { return group_->context(); }
   std::vector<Context*> contexts() override { return group_->contexts(); }
   void reserve(const StepLimits& most) override { group_->reserve(most); }
+  int64_t free_bytes() const override { return group_->free_bytes(); }
+  StepOutputs* outputs() override { return group_->outputs(); }
   PageIo& pages() override { return group_->pages(); }
   void release() noexcept override { group_->release(); }
 

@@ -31,6 +31,7 @@ struct Mix {
   scripted::Options script;
   int vocab = 0;
   int longest_prompt = 0;
+  int actions = 12;              // of a client
   std::vector<Tokens> openings;  // prompts begin with one of these, so they share pages
   std::function<std::unique_ptr<Model>()> make_model;
   std::function<TierPtrs(const Model&)> make_tiers;  // lower tiers; empty: none
@@ -64,6 +65,18 @@ inline ModelConfig tiny_config(DType kv_dtype) {
 
 inline std::unique_ptr<Model> tiny_decoder(DType kv_dtype, int threads, int ranks = 1) {
   DecoderBuilder builder(tiny_config(kv_dtype), resolve_isa("auto"), threads, {}, ranks);
+  builder.fill_dummy(5);
+  return builder.finish(true);
+}
+
+// A rank on each of some emulated GPUs, or two that take turns on one.
+inline std::unique_ptr<Model> tiny_gpu_decoder(int ranks, bool turns) {
+  std::vector<GpuOptions> gpus(ranks);
+  for (int r = 0; r < ranks; ++r) {
+    gpus[r].kind = GpuKind::emulated;
+    gpus[r].index = turns ? 0 : r;
+  }
+  DecoderBuilder builder(tiny_config(DType::bf16), Isa::portable, 1, gpus, ranks);
   builder.fill_dummy(5);
   return builder.finish(true);
 }
@@ -140,22 +153,24 @@ inline std::unique_ptr<Engine> make_engine(const Mix& mix) {
   return engine;
 }
 
-// The model that the engines of a mix run; `group`: a decoder cut over ranks.
-enum class Kind { scripted, async, decoder, group };
+// The model that the engines of a mix run; `group`: a decoder cut over ranks, `gpus`: on GPUs.
+enum class Kind { scripted, async, decoder, group, gpus };
 
 constexpr bool is_decoder(Kind kind) {
-  return kind == Kind::decoder || kind == Kind::group;
+  return kind == Kind::decoder || kind == Kind::group || kind == Kind::gpus;
 }
 
 constexpr int kMostOps = 32;  // of a rank in a step of the tiny decoder, exchanges included
 
-// Faults of any kind at any op of any rank, in one of `every` steps of an open engine on average.
+// Faults of some kinds at any op of any rank, in one of `every` steps of an open engine on average.
 inline std::function<Fault()> random_faults(uint64_t seed, int ranks, int every,
+                                            std::vector<Fault::Kind> kinds,
                                             std::shared_ptr<std::atomic<bool>> open) {
-  return [dice = std::make_shared<Random>(seed), ranks, every, open = std::move(open)] {
+  return [dice = std::make_shared<Random>(seed), ranks, every, kinds = std::move(kinds),
+          open = std::move(open)] {
     Fault fault;
     if (!open->load() || !dice->one_in(every)) return fault;
-    fault.kind = dice->pick({Fault::error, Fault::memory, Fault::allocation, Fault::mapping});
+    fault.kind = kinds[dice->in(0, static_cast<int64_t>(kinds.size()) - 1)];
     fault.rank = static_cast<int>(dice->in(0, ranks - 1));
     fault.op = static_cast<int>(dice->in(-1, kMostOps - 1));
     fault.skip = static_cast<int>(dice->in(0, 3));
@@ -163,28 +178,45 @@ inline std::function<Fault()> random_faults(uint64_t seed, int ranks, int every,
   };
 }
 
-// Decoders of the mix, cut over ranks; some mixes have faults.
-inline void add_decoders(Mix& mix, Random& random, int ranks) {
-  const DType kv = random.pick({DType::f32, DType::bf16, DType::f16});
-  const int threads = static_cast<int>(random.in(1, 2 * ranks));
+// In some mixes ranks fail.
+inline void add_faults(Mix& mix, Random& random, int ranks, std::vector<Fault::Kind> kinds) {
   const int every = ranks > 1 ? random.pick({0, 40, 6}) : 0;
-  mix.make_model = [kv, threads, ranks] { return tiny_decoder(kv, threads, ranks); };
-  if (every > 0) {
-    mix.faults = std::make_shared<FaultPlan>();
-    mix.faults->next =
-        random_faults(static_cast<uint64_t>(random.in(0, 1 << 30)), ranks, every, mix.open);
-    mix.make_model = [ranks, make = mix.make_model, faults = mix.faults] {
-      return std::make_unique<FaultyGroup>(ranks, make, faults);
-    };
-  }
-  mix.make_reference = [kv, ranks]() -> std::unique_ptr<Reference> {
+  if (every == 0) return;
+  mix.faults = std::make_shared<FaultPlan>();
+  mix.faults->next = random_faults(static_cast<uint64_t>(random.in(0, 1 << 30)), ranks, every,
+                                   std::move(kinds), mix.open);
+  mix.make_model = [ranks, make = mix.make_model, faults = mix.faults] {
+    return std::make_unique<FaultyGroup>(ranks, make, faults);
+  };
+}
+
+// An engine that runs each request alone.
+inline void add_solo_reference(Mix& mix, std::function<std::unique_ptr<Model>()> make) {
+  mix.make_reference = [make = std::move(make)]() -> std::unique_ptr<Reference> {
     EngineOptions solo;
     solo.cache_pages = 64;
     solo.max_batch_size = 1;
     solo.prefix_reuse = false;
-    return std::make_unique<SoloEngineReference>(
-        std::make_shared<Engine>(solo, tiny_decoder(kv, 1, ranks)));
+    return std::make_unique<SoloEngineReference>(std::make_shared<Engine>(solo, make()));
   };
+}
+
+// Decoders of the mix, cut over ranks.
+inline void add_decoders(Mix& mix, Random& random, int ranks) {
+  const DType kv = random.pick({DType::f32, DType::bf16, DType::f16});
+  const int threads = static_cast<int>(random.in(1, 2 * ranks));
+  mix.make_model = [kv, threads, ranks] { return tiny_decoder(kv, threads, ranks); };
+  add_faults(mix, random, ranks, {Fault::error, Fault::memory, Fault::allocation, Fault::mapping});
+  add_solo_reference(mix, [kv, ranks] { return tiny_decoder(kv, 1, ranks); });
+}
+
+// The same on GPUs. The reference has a rank on each GPU, where the mix may have turns. The
+// emulator itself is not made to run out of memory.
+inline void add_gpu_decoders(Mix& mix, Random& random) {
+  const bool turns = random.one_in(3);
+  mix.make_model = [turns] { return tiny_gpu_decoder(2, turns); };
+  add_faults(mix, random, 2, {Fault::error, Fault::memory});
+  add_solo_reference(mix, [] { return tiny_gpu_decoder(2, false); });
 }
 
 inline std::unique_ptr<Model> make_scripted(const scripted::Options& script) {
@@ -202,14 +234,19 @@ inline Mix make_mix(Random& random, Kind kind) {
   o.prefix_reuse = !random.one_in(5);
   if (random.one_in(4)) o.max_context_tokens = random.in(20, 300);
   mix.vocab = mix.script.vocab;
-  mix.longest_prompt = static_cast<int>(std::min<int64_t>(o.cache_pages * kPageTokens + 5, 420));
+  const int64_t most = kind == Kind::gpus ? 90 : 420;
+  if (kind == Kind::gpus) mix.actions = 4;  // the emulator is slow
+  mix.longest_prompt = static_cast<int>(std::min<int64_t>(o.cache_pages * kPageTokens + 5, most));
   for (int i = 0; i < 3; ++i) {
     Tokens& opening = mix.openings.emplace_back();
     for (int64_t n = random.in(1, mix.longest_prompt); n > 0; --n)
       opening.push_back(static_cast<int32_t>(random.in(0, 49)));
   }
   if (is_decoder(kind)) {
-    add_decoders(mix, random, kind == Kind::group ? random.pick({2, 2, 4}) : 1);
+    if (kind == Kind::gpus)
+      add_gpu_decoders(mix, random);
+    else
+      add_decoders(mix, random, kind == Kind::group ? random.pick({2, 2, 4}) : 1);
     if (!random.one_in(3)) add_tiers(mix, random);
     return mix;
   }
