@@ -1,6 +1,7 @@
 #include "cache/page_copy_cuda.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "core/error.h"
 #include "cuda/dispatch.h"
@@ -44,6 +45,18 @@ int64_t stored_token_bytes(const std::vector<PageLayerCuda>& layers) {
   return last.stored_bytes_before + int64_t{2} * last.stored_heads * (last.k_dim + last.v_dim);
 }
 
+void copy_read_heads(const std::vector<PageLayerCuda>& layers, int count, const uint8_t* from,
+                     uint8_t* to) {
+  for (const PageLayerCuda& layer : layers) {
+    int64_t begin = layer.stored_bytes_before * count;
+    for (const int dim : {layer.k_dim, layer.v_dim}) {
+      const int64_t head = int64_t{2} * dim * count, at = begin + layer.first_head * head;
+      if (layer.reads) std::memcpy(to + at, from + at, static_cast<size_t>(layer.kv_heads * head));
+      begin += layer.stored_heads * head;
+    }
+  }
+}
+
 void copy_pages(GpuKind kind, StreamHandle stream, uint8_t* base, int64_t page_bytes,
                 const int32_t* from, const int32_t* to, int count) {
   if (page_bytes % 16)
@@ -57,20 +70,50 @@ void copy_pages(GpuKind kind, StreamHandle stream, uint8_t* base, int64_t page_b
   }
 }
 
-static void check(const PageTokensCuda& job) {
+namespace {
+
+void check(const PageTokensCuda& job, const std::vector<PayloadPart>& parts) {
   if (job.count < 1 || job.count > job.stored || job.stored > kPageTokens)
     throw_error(ErrorCode::internal, "page copy: ", job.count, " of ", job.stored,
                 " tokens, expected 1 to ", kPageTokens);
+  size_t bytes = 0;
+  for (const PayloadPart& part : parts) {
+    if (bytes % 16 || reinterpret_cast<uintptr_t>(part.data) % 16)
+      throw_error(ErrorCode::internal, "page copy: a part of the payload from byte ", bytes,
+                  " on is at ", static_cast<const void*>(part.data), ", expected multiples of 16");
+    bytes += part.bytes;
+  }
+  const auto want = static_cast<size_t>(job.stored * job.stored_token_bytes);
+  if (bytes != want)
+    throw_error(ErrorCode::internal, "page copy: a payload of ", bytes, " bytes, expected ", want);
 }
 
-void read_page_tokens(GpuKind kind, StreamHandle stream, const PageTokensCuda& job) {
-  check(job);
-  page_copy_cuda(kind).move(stream, job, false);
+void move(GpuKind kind, StreamHandle stream, const PageTokensCuda& job,
+          const std::vector<PayloadPart>& parts, bool to_page) {
+  check(job, parts);
+  MoveTokensCuda m{job, to_page, 0, 0, {}, {}};
+  int64_t end = 0;
+  for (const PayloadPart& part : parts) {
+    end += static_cast<int64_t>(part.bytes);
+    m.ends[m.num_parts] = end;
+    m.data[m.num_parts++] = part.data;
+    if (m.num_parts < MoveTokensCuda::kMost && &part != &parts.back()) continue;
+    page_copy_cuda(kind).move(stream, m);
+    m.begin = end;
+    m.num_parts = 0;
+  }
 }
 
-void write_page_tokens(GpuKind kind, StreamHandle stream, const PageTokensCuda& job) {
-  check(job);
-  page_copy_cuda(kind).move(stream, job, true);
+}  // namespace
+
+void read_page_tokens(GpuKind kind, StreamHandle stream, const PageTokensCuda& job,
+                      const std::vector<PayloadPart>& parts) {
+  move(kind, stream, job, parts, false);
+}
+
+void write_page_tokens(GpuKind kind, StreamHandle stream, const PageTokensCuda& job,
+                       const std::vector<PayloadPart>& parts) {
+  move(kind, stream, job, parts, true);
 }
 
 }  // namespace turbomind

@@ -12,7 +12,8 @@
 
 namespace turbomind {
 
-// One piece of a payload. A payload is one piece of memory or several, in order.
+// One piece of a payload. A payload is one piece of memory or several, in order. Pieces in
+// host_memory() begin at multiples of 16 bytes, in memory as in the payload.
 struct PayloadPart {
   uint8_t* data = nullptr;
   size_t bytes = 0;

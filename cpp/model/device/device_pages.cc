@@ -1,12 +1,12 @@
 #include "model/device/device_pages.h"
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <mutex>
 
 #include "cache/page_copy_cuda.h"
 #include "cuda/gpu_context.h"
-#include "model/device/local_payload.h"
 
 namespace turbomind {
 
@@ -14,32 +14,16 @@ namespace {
 
 constexpr int kBatch = 8;  // pages that are waited for at once
 
-// Layers as the copies read them.
-struct LayerTable {
-  LayerTable() = default;
-  LayerTable(Gpu& gpu, const std::vector<KvLayout>& layouts)
-      : layers(page_layers_cuda(layouts)), device(gpu, bytes()) {}
-  size_t bytes() const { return layers.size() * sizeof(PageLayerCuda); }
-
-  std::vector<PageLayerCuda> layers;
-  DeviceBuffer device;
-};
-
 // One group's pages, which have all heads of the model or those of one rank.
 struct Group {
   size_t page_bytes = 0;
-  int64_t token_bytes = 0;  // of a page
-  int64_t stored_token_bytes = 0;
-  bool whole = true;  // stored pages have the heads of a page and no others
-  LayerTable stored;
-  LayerTable local;  // as if the model had no other heads
+  int64_t token_bytes = 0;         // of a page
+  int64_t stored_token_bytes = 0;  // of a payload
+  bool whole = true;               // payloads have the heads of a page and no others
+  std::vector<PageLayerCuda> layers;
+  DeviceBuffer device_layers;
   DeviceBuffer pages;
 };
-
-std::vector<KvLayout> without_slices(std::vector<KvLayout> layouts) {
-  for (KvLayout& layout : layouts) layout.slice = {};
-  return layouts;
-}
 
 bool is_whole(const std::vector<KvLayout>& layouts) {
   return std::all_of(layouts.begin(), layouts.end(), [](const KvLayout& l) {
@@ -68,16 +52,15 @@ class DevicePages final : public DecoderPages {
     for (size_t g = 0; g < groups_.size(); ++g) {
       Group& group = groups_[g];
       group.page_bytes = plan.groups[g].page_bytes;
-      largest_ = std::max(largest_, group.page_bytes);
       const std::vector<KvLayout> layouts = layouts_of(plan, static_cast<int>(g));
       group.whole = is_whole(layouts);
-      group.stored = LayerTable(gpu.gpu(), layouts);
-      group.local = LayerTable(gpu.gpu(), without_slices(layouts));
-      group.token_bytes = page_token_bytes(group.stored.layers);
-      group.stored_token_bytes = stored_token_bytes(group.stored.layers);
-      for (const LayerTable* table : {&group.stored, &group.local})
-        gpu.gpu().copy(lane->stream.handle(), table->device.data(), table->layers.data(),
-                       table->bytes());
+      group.layers = page_layers_cuda(layouts);
+      group.token_bytes = page_token_bytes(group.layers);
+      group.stored_token_bytes = stored_token_bytes(group.layers);
+      largest_ = std::max(largest_, stored_page_bytes(static_cast<int>(g), kPageTokens));
+      const size_t bytes = group.layers.size() * sizeof(PageLayerCuda);
+      group.device_layers = DeviceBuffer(gpu.gpu(), bytes);
+      gpu.gpu().copy(lane->stream.handle(), group.device_layers.data(), group.layers.data(), bytes);
     }
     lane->stream.synchronize();
   }
@@ -105,27 +88,41 @@ class DevicePages final : public DecoderPages {
 
   void read_page(int group, int32_t page, int count, uint8_t* out) const override {
     const size_t bytes = stored_page_bytes(group, count);
-    Copies(*this, {{group, page, count, count, {{out, bytes}}}}, false, false).wait();
+    const LaneUse lane(*this);
+    uint8_t* const staged = lane->staging(bytes, largest_);
+    submit({group, page, count, count, {{staged, bytes}}}, lane->stream.handle(), false);
+    lane->stream.synchronize();
+    copy_read_heads(groups_[group].layers, count, staged, out);
   }
   void write_page(int group, int32_t page, int count, const uint8_t* in, int stored) override {
-    const PayloadPart payload{const_cast<uint8_t*>(in), stored_page_bytes(group, stored)};
-    Copies(*this, {{group, page, count, stored, {payload}}}, true, false).wait();
+    const size_t bytes = stored_page_bytes(group, stored);
+    const LaneUse lane(*this);
+    uint8_t* const staged = lane->staging(bytes, largest_);
+    std::memcpy(staged, in, bytes);
+    wait_for_copies(*lane);
+    submit({group, page, count, stored, {{staged, bytes}}}, lane->stream.handle(), true);
+    lane->stream.synchronize();
   }
 
   int page_batch() const override { return kBatch; }
   HostMemory host_memory() const override { return gpu_.host_memory(); }
   void read_pages(const std::vector<PageTransfer>& transfers) const override {
-    Copies(*this, transfers, false, true).wait();
+    submit_reads(transfers)->wait();
   }
   void write_pages(const std::vector<PageTransfer>& transfers) override {
-    Copies(*this, transfers, true, true).wait();
+    submit_writes(transfers)->wait();
   }
   std::unique_ptr<PageCopies> submit_reads(
       const std::vector<PageTransfer>& transfers) const override {
-    return std::make_unique<Copies>(*this, transfers, false, true);
+    auto copies = std::make_unique<Copies>(*this);
+    for (const PageTransfer& t : transfers) submit(t, copies->lane->stream.handle(), false);
+    return copies;
   }
   std::unique_ptr<PageCopies> submit_writes(const std::vector<PageTransfer>& transfers) override {
-    return std::make_unique<Copies>(*this, transfers, true, true);
+    auto copies = std::make_unique<Copies>(*this);
+    wait_for_copies(*copies->lane);
+    for (const PageTransfer& t : transfers) submit(t, copies->lane->stream.handle(), true);
+    return copies;
   }
 
  private:
@@ -135,41 +132,29 @@ class DevicePages final : public DecoderPages {
     gpu_.gpu().wait(lane.stream.handle(), copied_.handle());
   }
 
-  // Returns whether the page can be copied straight from and to pinned parts. Full pages with all
-  // heads are stored as they lie in memory. A kernel moves the others, between two places.
-  bool direct(const PageTransfer& t) const {
-    return t.parts.size() == 1 || (full(t) && groups_[t.group].whole);
-  }
-  static bool full(const PageTransfer& t) { return t.count == kPageTokens; }
-
-  uint8_t* page_of(const PageTransfer& t) const {
+  // A full page is stored as it lies in memory, unless it has the heads of one rank alone. Others
+  // are moved by a kernel, head by head.
+  void submit(const PageTransfer& t, StreamHandle stream, bool to_page) const {
     const Group& group = groups_[t.group];
-    return group.pages.data() + static_cast<size_t>(t.page) * group.page_bytes;
-  }
-
-  // Copies a full page as it lies in memory.
-  void submit_full(const PageTransfer& t, const std::vector<PayloadPart>& parts,
-                   StreamHandle stream, bool to_page) const {
-    uint8_t* page = page_of(t);
-    for (const PayloadPart& part : parts) {
+    uint8_t* page = group.pages.data() + static_cast<size_t>(t.page) * group.page_bytes;
+    if (t.count < kPageTokens || !group.whole) {
+      gpu_.gpu().make_current();
+      const PageTokensCuda job{page,
+                               group.device_layers.as<PageLayerCuda>(),
+                               static_cast<int>(group.layers.size()),
+                               t.stored,
+                               t.count,
+                               group.token_bytes,
+                               group.stored_token_bytes};
+      return (to_page ? write_page_tokens : read_page_tokens)(gpu_.kind(), stream, job, t.parts);
+    }
+    for (const PayloadPart& part : t.parts) {
       if (to_page)
         gpu_.gpu().copy(stream, page, part.data, part.bytes);
       else
         gpu_.gpu().copy(stream, part.data, page, part.bytes);
       page += part.bytes;
     }
-  }
-  void submit_tokens(const PageTransfer& t, uint8_t* plain, const LayerTable& table,
-                     StreamHandle stream, bool to_page) const {
-    gpu_.gpu().make_current();
-    const PageTokensCuda job{page_of(t),
-                             plain,
-                             table.device.as<PageLayerCuda>(),
-                             static_cast<int>(table.layers.size()),
-                             t.stored,
-                             t.count,
-                             groups_[t.group].token_bytes};
-    (to_page ? write_page_tokens : read_page_tokens)(gpu_.kind(), stream, job);
   }
 
   // A lane for as long as this lives: there are as many as threads have copied at a time.
@@ -205,64 +190,16 @@ class DevicePages final : public DecoderPages {
     std::unique_ptr<Lane> lane_;
   };
 
-  // Submitted copies and their lane. Those that are not direct pass through the lane's memory.
-  class Copies final : public PageCopies {
-   public:
-    // `pinned`: the parts are.
-    Copies(const DevicePages& io, const std::vector<PageTransfer>& transfers, bool to_page,
-           bool pinned)
-        : io_(io), lane_(io), to_page_(to_page) {
-      if (to_page) io.wait_for_copies(*lane_);
-      const auto direct = [&](const PageTransfer& t) { return pinned && io.direct(t); };
-      size_t bytes = 0;
-      for (const PageTransfer& t : transfers)
-        if (!direct(t)) bytes += local_bytes(t);
-      uint8_t* staged = bytes > 0 ? lane_->staging(bytes, io.largest_) : nullptr;
-      for (const PageTransfer& t : transfers) {
-        if (direct(t)) {
-          submit(t);
-        } else {
-          submit_staged(t, staged);
-          staged += local_bytes(t);
-        }
-      }
-    }
-    void wait() override {
-      lane_->stream.synchronize();
-      if (to_page_) return;
-      for (const LocalPayload& payload : staged_) payload.scatter();
-    }
-
-   private:
-    size_t local_bytes(const PageTransfer& t) const {
-      return static_cast<size_t>(t.stored * io_.groups_[t.group].token_bytes);
-    }
-    void submit(const PageTransfer& t) {
-      const Group& group = io_.groups_[t.group];
-      if (full(t) && group.whole)
-        io_.submit_full(t, t.parts, lane_->stream.handle(), to_page_);
-      else
-        io_.submit_tokens(t, t.parts[0].data, group.stored, lane_->stream.handle(), to_page_);
-    }
-    void submit_staged(const PageTransfer& t, uint8_t* data) {
-      const Group& group = io_.groups_[t.group];
-      staged_.push_back({group.stored.layers, t, data});
-      if (to_page_) staged_.back().gather();
-      if (full(t))
-        io_.submit_full(t, {{data, local_bytes(t)}}, lane_->stream.handle(), to_page_);
-      else
-        io_.submit_tokens(t, data, group.local, lane_->stream.handle(), to_page_);
-    }
-
-    const DevicePages& io_;
-    const LaneUse lane_;
-    const bool to_page_;
-    std::vector<LocalPayload> staged_;
+  // Submitted copies, in the order of their lane.
+  struct Copies final : PageCopies {
+    explicit Copies(const DevicePages& io) : lane(io) {}
+    void wait() override { lane->stream.synchronize(); }
+    const LaneUse lane;
   };
 
   GpuContext& gpu_;
   std::vector<Group> groups_;
-  size_t largest_ = 0;  // page, bytes
+  size_t largest_ = 0;  // payload, bytes
   mutable std::mutex mutex_;
   const GpuEvent copied_;  // recorded after the last copy of a page
   mutable std::vector<std::unique_ptr<Lane>> idle_;

@@ -55,18 +55,21 @@ struct GpuPage {
   int64_t token_bytes = page_token_bytes(shapes);
   Bytes page = Bytes(static_cast<size_t>(kPageTokens * token_bytes), 0xff);
 
-  PageTokensCuda job(Bytes& plain, int count, int stored) {
-    return {page.data(), plain.data(), layers.data(), static_cast<int>(layers.size()),
-            stored,      count,        token_bytes};
+  PageTokensCuda job(int count, int stored) {
+    return {page.data(), layers.data(), static_cast<int>(layers.size()), stored,
+            count,       token_bytes,   stored_token_bytes(shapes)};
+  }
+  void read(Bytes& plain, int count) {
+    read_page_tokens(kind(), nullptr, job(count, count), {{plain.data(), plain.size()}});
+    finish_kernels();
   }
   Bytes read(int count) {
-    Bytes plain(static_cast<size_t>(count * token_bytes), 0xee);
-    read_page_tokens(kind(), nullptr, job(plain, count, count));
-    finish_kernels();
+    Bytes plain(static_cast<size_t>(count * stored_token_bytes(shapes)), 0xee);
+    read(plain, count);
     return plain;
   }
   void write(Bytes plain, int count, int stored) {
-    write_page_tokens(kind(), nullptr, job(plain, count, stored));
+    write_page_tokens(kind(), nullptr, job(count, stored), {{plain.data(), plain.size()}});
     finish_kernels();
   }
 };
@@ -145,8 +148,7 @@ void check_slices() {
     GpuPage gpu(layouts);
     gpu.write(payload, count, stored);
     emulator::reset_counters();
-    read_page_tokens(kind(), nullptr, gpu.job(got, count, count));
-    finish_kernels();
+    gpu.read(got, count);
     const int64_t unread = int64_t{2} * layouts[3].kv_heads * (layouts[3].k_dim + layouts[3].v_dim);
     EXPECT(real != nullptr || emulator::counters("move_page_tokens").bytes_stored ==
                                   count * (gpu.token_bytes - unread),
@@ -160,9 +162,63 @@ void check_slices() {
     std::fill(want.begin(), want.end(), 0xee);
     std::fill(got.begin(), got.end(), 0xee);
     PageCodec(all_read).read(cpu_page.data(), count, want.data());
-    read_page_tokens(kind(), nullptr, gpu.job(got, count, count));
-    finish_kernels();
+    gpu.read(got, count);
     EXPECT(got == want, name + ": heads that another rank reads differ");
+  }
+}
+
+// Returns the payload cut into parts of random sizes, in reverse order with gaps in `memory`.
+std::vector<PayloadPart> cut(const Bytes& payload, int most_units, Bytes* memory) {
+  std::minstd_rand random(test_seed + static_cast<uint32_t>(payload.size()));
+  std::vector<PayloadPart> parts;
+  memory->assign(3 * payload.size() + 64, 0xaa);
+  uint8_t* end = memory->data() + memory->size() / 16 * 16;
+  for (size_t at = 0; at < payload.size();) {
+    const size_t bytes = std::min(payload.size() - at, 16 * (random() % most_units));
+    end -= bytes + 16;
+    parts.push_back({end, bytes});
+    std::memcpy(end, &payload[at], bytes);
+    at += bytes;
+  }
+  return parts;
+}
+
+Bytes joined(const std::vector<PayloadPart>& parts) {
+  Bytes all;
+  for (const PayloadPart& part : parts) all.insert(all.end(), part.data, part.data + part.bytes);
+  return all;
+}
+
+// A payload in parts, more than a launch takes and few, is copied as in one; empty parts too.
+void check_parts() {
+  const int count = 9;
+  for (const int most_units : {8, 300, 5000}) {
+    const std::string name = "parts of up to " + std::to_string(most_units);
+    for (const std::vector<KvLayout>& layouts : {make_layers(), make_slices()}) {
+      GpuPage one(layouts), several(layouts);
+      const Bytes payload =
+          random_bytes(static_cast<size_t>(count * stored_token_bytes(one.shapes)), most_units);
+      Bytes memory, back;
+      const std::vector<PayloadPart> parts = cut(payload, most_units, &memory);
+      EXPECT((parts.size() > MoveTokensCuda::kMost) == (most_units == 8), name + ": other parts");
+      one.write(payload, count, count);
+      emulator::reset_counters();
+      write_page_tokens(kind(), nullptr, several.job(count, count), parts);
+      finish_kernels();
+      EXPECT(real != nullptr ||
+                 emulator::counters("move_page_tokens").bytes_stored == count * one.token_bytes,
+             name + ": not every byte once");
+      EXPECT(several.page == one.page, name + ": another page");
+      Bytes want(payload.size(), 0xee);
+      one.read(want, count);
+      const std::vector<PayloadPart> out = cut(Bytes(payload.size(), 0xee), most_units, &back);
+      const Bytes before = back;
+      read_page_tokens(kind(), nullptr, several.job(count, count), out);
+      finish_kernels();
+      EXPECT(joined(out) == want, name + ": differ");
+      for (const PayloadPart& part : out) std::fill_n(part.data, part.bytes, 0xee);
+      EXPECT(back == before, name + ": memory between the parts changed");
+    }
   }
 }
 
@@ -203,6 +259,15 @@ void check_refusals() {
   EXPECT(refuses([&] { gpu.write(plain, 3, 2); }), "3 of 2 tokens are taken");
   EXPECT(refuses([&] { gpu.write(plain, 0, 2); }), "no tokens are taken");
   EXPECT(refuses([&] { gpu.write(plain, 64, 65); }), "65 tokens are taken");
+  const Bytes two(static_cast<size_t>(2 * gpu.token_bytes + 16));
+  EXPECT(refuses([&] { gpu.write(two, 2, 2); }), "a payload of 16 more bytes is taken");
+  const auto in_parts = [&](size_t first, size_t gap) {
+    uint8_t* const data = const_cast<uint8_t*>(two.data());
+    write_page_tokens(kind(), nullptr, gpu.job(2, 2),
+                      {{data, first}, {data + first + gap, two.size() - 16 - first}});
+  };
+  EXPECT(refuses([&] { in_parts(8, 8); }), "a part at byte 8 of a payload is taken");
+  EXPECT(refuses([&] { in_parts(16, 8); }), "a part at byte 24 of memory is taken");
   KvLayout odd;
   odd.kv_heads = 1, odd.k_dim = 60, odd.v_dim = 64;
   EXPECT(refuses([&] { page_layers_cuda({odd}); }), "a width of 60 is taken");
@@ -224,6 +289,7 @@ int main(int argc, char** argv) {
                    {
                        TM_CASE(check_all_tokens),
                        TM_CASE(check_slices),
+                       TM_CASE(check_parts),
                        TM_CASE(check_copies),
                        TM_CASE(check_refusals),
                    },

@@ -67,13 +67,13 @@ inline Bytes through_codec(const std::vector<KvLayout>& layouts, const Bytes& pa
   return out;
 }
 
-// A payload in pinned memory, cut into pieces of any size that lie apart.
+// A payload in pinned memory, cut into pieces that lie apart.
 struct Payload {
   std::vector<HostBlock> blocks;
   std::vector<PayloadPart> parts;
   Payload(const PageIo& pages, const Bytes& bytes, int pieces) {
     const HostMemory memory = pages.host_memory();
-    const size_t even = bytes.size() / pieces + 1;
+    const size_t even = (bytes.size() / pieces / 16 + 1) * 16;
     for (size_t at = 0; at < bytes.size(); at += even) {
       const size_t size = std::min(even, bytes.size() - at);
       blocks.push_back(memory.allocate(size));
