@@ -25,6 +25,7 @@ from .shapes import MODELS, write_config
 
 Figures = Iterator[dict[str, Any]]
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
+NO_MOMENT = "no moment at which all rows decode, in {} steps"
 LEFT_FREE = 6 << 30  # bytes for workspaces, graphs and other users of the GPU
 DETERMINISTIC_SECONDS = 15.0  # reserved for the second engine, beside loading it
 
@@ -285,23 +286,34 @@ def first_tokens(lab: Lab, handle: turbomind.Handle, context: int) -> turbomind.
 
 def decode_batch(lab: Lab, handles: list[turbomind.Handle], context: int) -> dict[str, Any]:
     """Measures the time per token after every slot has a few tokens, until the first one ends."""
-    steps, skipped = lab.plan.steps, min(8, lab.plan.steps - 2)
+    steps = lab.plan.steps
     streams = [
         handle.advance(context, lab.prompt(1), max_new_tokens=steps, **GREEDY) for handle in handles
     ]
-    times = read_all(streams)
-    begin = max(row[skipped] for row in times)
-    end = min(row[-1] for row in times)
-    tokens = sum(begin < at <= end for row in times for at in row)
-    if tokens == 0:
-        return {"skipped": f"no moment at which all rows decode, in {steps} steps"}
-    ms = (end - begin) * 1e3 * len(handles) / tokens
+    ms = step_ms(streams, steps)
+    if ms is None:
+        return {"skipped": NO_MOMENT.format(steps)}
     kv = len(handles) * (context + steps // 2) * lab.shape.kv_bytes_per_token()
     return {
         "ms": ms,
         "tokens_per_s": len(handles) / ms * 1e3,
         "bytes": lab.shape.decode_weight_bytes() + kv,
     }
+
+
+def step_ms(streams: list[turbomind.Stream], steps: int) -> float | None:
+    """Returns the milliseconds of a step in which all streams decode; None if there is none.
+
+    Args:
+        streams: Streams that have just begun.
+        steps: Tokens of each.
+    """
+    skipped = min(8, steps - 2)
+    times = read_all(streams)
+    begin = max(row[skipped] for row in times)
+    end = min(row[-1] for row in times)
+    tokens = sum(begin < at <= end for row in times for at in row)
+    return (end - begin) * 1e3 * len(streams) / tokens if tokens else None
 
 
 def turns(lab: Lab) -> Figures:

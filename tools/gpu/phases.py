@@ -34,6 +34,7 @@ CHECK = (
     Phase("ops", 90),
     Phase("speed", 95),
     Phase("end_to_end:llama-3.2-1b", 60),
+    Phase("group:llama-3.2-1b", 70),
     Phase("results:llama-3-8b", 110),
     Phase("end_to_end:qwen2.5-7b", 80),
 )
@@ -49,6 +50,7 @@ TINY_CHECK = (
     *(phase for phase in CHECK if ":" not in phase.name),
     Phase("end_to_end:tiny", 150),
     Phase("results:tiny", 150),
+    Phase("group:tiny", 150),
 )
 TINY_PEERS = (Phase("environment", 25), Phase("peers:tiny", 150))
 
@@ -77,6 +79,7 @@ _WORK = {
     "sanitizer": ("ops", "run_sanitizer"),
     "end_to_end": ("end_to_end", "run_phase"),
     "results": ("results", "run_phase"),
+    "group": ("group", "run_phase"),
     "peers": ("peers", "run_phase"),
 }
 

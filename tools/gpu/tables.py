@@ -9,7 +9,7 @@ def summary(record: dict[str, Any]) -> str:
     """Returns lines of at most 120 characters, the most important last."""
     results = {phase["name"]: phase["result"] for phase in record["phases"]}
     lines = [*_ops(results), *_speed(results), *_ceilings(results), *_end_to_end(record, results)]
-    lines += _results(results)
+    lines += _results(results) + _groups(results)
     lines += ["", "phases:"]
     for phase in record["phases"]:
         text = (
@@ -59,6 +59,37 @@ def _ceilings(results: dict[str, Any]) -> list[str]:
     return [f"ceiling {name}: {value:.4g}" for name, value in limits.items()]
 
 
+def _groups(results: dict[str, Any]) -> list[str]:
+    """Lists what several ranks did wrong, and their times beside those of one rank."""
+    lines = []
+    for phase, found in results.items():
+        kind, _, model = phase.partition(":")
+        if kind != "group":
+            continue
+        lines += _checks(f"group {model}", found.get("checks", []))
+        for figure in found.get("figures", []):
+            size = figure.get("tokens", figure.get("batch"))
+            text = f"group {model} {figure['figure']} {size}, {figure['group']}: "
+            text += f"{figure['ms']:.3f} ms" if "ms" in figure else figure["skipped"]
+            if "reduce_ms" in figure:
+                text += f", sums {figure['reduce_ms']:.3f}, waits {figure['wait_ms']:.3f}"
+            lines.append(text)
+        if found.get("skipped"):
+            lines.append(f"group {model}: {found['skipped']}")
+    return lines
+
+
+def _checks(name: str, checks: list[dict[str, Any]]) -> list[str]:
+    """Lists the checks that failed, and how many are right."""
+    lines = []
+    for check in checks:
+        if not check["ok"]:
+            facts = {name: check[name] for name in check if name not in ("check", "ok")}
+            lines.append(f"WRONG: {name.partition(' ')[2]}: {check['check']}: {facts}"[:300])
+    right = sum(check["ok"] for check in checks)
+    return [*lines, f"{name}: {right} of {len(checks)} checks are right"]
+
+
 def _results(results: dict[str, Any]) -> list[str]:
     """Lists the checks that failed, and the time of decoding with parts switched off."""
     lines = []
@@ -66,17 +97,11 @@ def _results(results: dict[str, Any]) -> list[str]:
         kind, _, model = phase.partition(":")
         if kind != "results":
             continue
-        checks = found.get("checks", [])
         for figure in found.get("figures", []):
             lines.append(f"results {model}, {figure['engine']}: {figure['ms']:.3f} ms a token")
-        for check in checks:
-            if not check["ok"]:
-                facts = {name: check[name] for name in check if name not in ("check", "ok")}
-                lines.append(f"WRONG: {model}: {check['check']}: {facts}"[:300])
         if found.get("skipped"):
             lines.append(f"results {model}: {found['skipped']}")
-        right = sum(check["ok"] for check in checks)
-        lines.append(f"results {model}: {right} of {len(checks)} checks are right")
+        lines += _checks(f"results {model}", found.get("checks", []))
     return lines
 
 
