@@ -214,28 +214,34 @@ class Thrower final : public DeviceTimer {
 
 // The step fails with the rank's error, wherever that is, the one before it does not, and the next
 // one runs.
-void test_a_rank_that_throws_fails_the_step_alone() {
-  for (const std::vector<int>& indices : {std::vector<int>{0, 1}, std::vector<int>{0, 0}}) {
-    const auto group = build(small_gpu(), indices);
-    const std::vector<float> want = Bench(*group).all(kTokens);
-    for (const int rank : {0, 1})
-      for (const int op : {0, 3, 8, 20}) {
-        Profiler& profiler = group->contexts()[rank]->profiler;
-        Thrower thrower(op);
-        DeviceTimer* const timer = std::exchange(profiler.device, &thrower);
-        profiler.enabled = true;
-        std::string error;
-        try {
-          Bench(*group).all(kTokens);
-        } catch (const Error& e) {
-          error = e.what();
-        }
-        CHECK(error == "this rank was asked to fail", "%s", error.c_str());
-        profiler.enabled = false;
-        profiler.device = timer;
-        CHECK(same_bits(Bench(*group).all(kTokens), want), "after op %d of rank %d", op, rank);
+void check_a_rank_that_throws(const std::vector<int>& indices) {
+  const auto group = build(small_gpu(), indices);
+  const std::vector<float> want = Bench(*group).all(kTokens);
+  for (const int rank : {0, 1})
+    for (const int op : {0, 3, 20}) {
+      Profiler& profiler = group->contexts()[rank]->profiler;
+      Thrower thrower(op);
+      DeviceTimer* const timer = std::exchange(profiler.device, &thrower);
+      profiler.enabled = true;
+      std::string error;
+      try {
+        Bench(*group).all(kTokens);
+      } catch (const Error& e) {
+        error = e.what();
       }
-  }
+      CHECK(error == "this rank was asked to fail", "%s", error.c_str());
+      profiler.enabled = false;
+      profiler.device = timer;
+      CHECK(same_bits(Bench(*group).all(kTokens), want), "after op %d of rank %d", op, rank);
+    }
+}
+
+void test_a_rank_that_throws_fails_the_step_alone() {
+  check_a_rank_that_throws({0, 1});
+  check_a_rank_that_throws({0, 0});
+  emulator::set_peer_access(false);
+  check_a_rank_that_throws({0, 1});
+  emulator::set_peer_access(true);
 }
 
 }  // namespace
