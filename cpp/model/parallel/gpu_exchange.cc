@@ -1,6 +1,8 @@
 #include "model/parallel/gpu_exchange.h"
 
+#include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <utility>
 
 #include "core/error.h"
@@ -38,8 +40,12 @@ GpuExchange::GpuExchange(std::vector<GpuContext*> gpus, int64_t widest,
     RankState& rank = ranks_.emplace_back();
     rank.gpu = gpu;
     rank.counter = Shared(gpu->gpu(), kCounterBytes, peers_);
-    gpu->gpu().fill(gpu->handle(), rank.counter.data(), 0, kCounterBytes);
-    gpu->stream().synchronize();
+    if (peers_) {
+      gpu->gpu().fill(gpu->handle(), rank.counter.data(), 0, kCounterBytes);
+      gpu->stream().synchronize();
+    } else {
+      std::memset(rank.counter.data(), 0, kCounterBytes);
+    }
   }
   for (int i = 0; i <= ranks(); ++i) flag(i) = 0;
 }
