@@ -5,8 +5,9 @@ read it from $TURBOMIND_DEVICE; no test names a device's index. On a GPU they co
 $TURBOMIND_DETERMINISTIC, which guarantees what tests compare. Tests of the CPU alone are marked
 `cpu_only` with the reason. Without a GPU every test that needs one is skipped with the reason.
 
-`pytest --tp 2` cuts the model of every engine over 2 ranks, by $TURBOMIND_TP. Tests of one rank are
-marked `one_rank` with the reason. A test whose model cannot be cut is skipped with the reason.
+`pytest --tp 2` cuts the model of every engine over 2 ranks, by $TURBOMIND_TP, on GPUs over the
+first two. Tests of one rank are marked `one_rank` with the reason. A test whose model cannot be cut
+is skipped with the reason.
 """
 
 from __future__ import annotations

@@ -203,9 +203,9 @@ def test_parameters_of_another_call_are_refused(engine: turbomind.Engine) -> Non
         ({"cache_memory": 1}, "cache"),
         (
             {"cache_memory": "900TiB"},
-            r"\(cache_memory\).*expected at|cache_memory: got .* expected",
+            r"\(cache_memory\b.*expected at|cache_memory: got .* expected",
         ),
-        ({"cache_pages": 1 << 50}, r"\(cache_pages\).*expected at most|cache_pages: got "),
+        ({"cache_pages": 1 << 50}, r"cache_pages\).*expected at most|cache_pages: got "),
         ({"threads": 0}, "threads is 0"),
         ({"threads": 1 << 20}, "threads is 1048576, expected an integer from 1 to 1024"),
         ({"threads": 1 << 100}, "threads"),
@@ -257,7 +257,7 @@ def test_a_model_larger_than_the_machine_is_refused(tmp_path: Path, open_engine:
     huge = {**TINY, "hidden_size": 1 << 20, "num_attention_heads": 1 << 13}
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**huge, "num_key_value_heads": 1}))
-    match = "weights as .* GiB.*expected at most|the weights need .* bytes"  # CPU, GPU
+    match = "weights as .* GiB.*expected at most|hidden is 1048576, expected at most"  # CPU, GPU
     with pytest.raises((InvalidRequest, ModelError), match=match):
         open_engine(path, load_format="dummy")
 

@@ -10,7 +10,7 @@ from chat_models import chat_model
 
 import lmchat
 
-pytestmark = pytest.mark.cpu_only("a GPU has one rank")
+pytestmark = pytest.mark.cpu_only("test_gpu_pages.py has engines on GPUs")
 
 GREEDY = {"temperature": 0.0, "max_new_tokens": 40, "logit_bias": {0: -100.0, 2: -100.0}}
 TEXTS = [

@@ -37,25 +37,31 @@ def model(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
+# Each part of a layer is cut in one of them: KV heads that are replicated, windows, biases, norms
+# of all kinds, experts with and without an MLP, sinks, KV of earlier layers, per-layer inputs.
+MODELS = ("qwen2", "gemma2", "gemma3", "granite", "smollm3_window", "qwen2_moe", "gpt_oss",
+          "gemma4_shared", "gemma4_per_layer", "gemma4_moe")  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("name", "device"),
     [
-        ("llama_gqa", "cuda_emulated:0,1"),
         ("llama_gqa", "cuda_emulated:0,0"),
-        ("qwen2", "cuda_emulated:2,1"),
-        ("gemma3", "cuda_emulated:0,1"),
+        *((name, "cuda_emulated:2,1") for name in MODELS),
+        *((name, "cuda_emulated:3,1,0,2") for name in MODELS),
     ],
 )
 def test_logits_are_those_of_the_reference(
     name: str, device: str, zoo: Zoo, open_engine: Open
 ) -> None:
     """Within the error of weights rounded to bfloat16, as with one rank."""
-    engine = open_engine(zoo.folder(name), **SMALL, device=device, tp=2)
-    assert (engine.device, engine.tp) == (device, 2)
-    reference, ids = zoo.model(name), prompt(150, engine.vocab_size)
+    tp = device.count(",") + 1
+    engine = open_engine(zoo.folder(name), **SMALL, device=device, tp=tp)
+    assert (engine.device, engine.tp) == (device, tp)
+    reference, ids = zoo.model(name), prompt(70, engine.vocab_size)
     wanted = reference_logits(reference, ids)
     bound = 1.1 * relative(reference_logits(rounded(reference, "bfloat16"), ids), wanted)
-    assert relative(engine.logits(ids), wanted) < bound < 0.1
+    assert relative(engine.logits(ids), wanted) < bound < 0.25
 
 
 def test_the_gpus_do_not_change_the_results(model: Callable[..., Path], open_engine: Open) -> None:

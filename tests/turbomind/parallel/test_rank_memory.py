@@ -15,7 +15,7 @@ from turbomind import _C, Engine, describe
 from turbomind.defaults import CacheSize
 from turbomind.memory_budget import check_memory, parts_of
 
-pytestmark = pytest.mark.cpu_only("a GPU has one rank")
+pytestmark = pytest.mark.cpu_only("test_gpu_ranks.py has engines on GPUs")
 
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 512, "num_hidden_layers": 3}

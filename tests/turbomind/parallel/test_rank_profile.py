@@ -11,7 +11,7 @@ from checkpoints import TINY, prompt
 
 from turbomind import Engine
 
-pytestmark = pytest.mark.cpu_only("a GPU has one rank")
+pytestmark = pytest.mark.cpu_only("test_gpu_ranks.py has engines on GPUs")
 
 LAYERS = 3
 SIZES = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": LAYERS}

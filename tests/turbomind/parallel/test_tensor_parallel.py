@@ -18,7 +18,7 @@ from parity import LENGTH, NEW, check_greedy, check_logits, error_of
 
 from turbomind import Engine, InvalidRequest
 
-pytestmark = pytest.mark.cpu_only("a GPU has one rank")
+pytestmark = pytest.mark.cpu_only("test_gpu_ranks.py has engines on GPUs")
 
 Open = Callable[..., Engine]
 # Why a model cannot be cut over 2 ranks, and over 4; the others can.
