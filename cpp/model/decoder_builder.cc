@@ -3,7 +3,6 @@
 #include <cmath>
 #include <cstring>
 #include <map>
-#include <set>
 
 #include "core/error.h"
 #include "linear/row_source.h"
@@ -13,8 +12,8 @@
 #include "model/device/device_limits.h"
 #include "model/parallel/model_memory.h"
 #include "model/parallel/rank_group.h"
+#include "model/parallel/rank_resources.h"
 #include "model/weight_reader.h"
-#include "ops/rank_sum_cuda.h"
 
 namespace turbomind {
 
@@ -71,10 +70,6 @@ void cut_head(LinearWeight& head, const RowRange& rows) {
   head.bytes = head.format->packed_bytes(head.n, head.k);
 }
 
-int threads_of(int threads, Rank rank) {
-  return std::max(1, threads / rank.count + (rank.index < threads % rank.count ? 1 : 0));
-}
-
 // True when every source value is finite after rounding to the packed type.
 bool all_finite(ThreadPool& pool, const std::vector<RowSegment>& segments, DType target) {
   std::atomic<bool> finite{true};
@@ -117,13 +112,10 @@ bool ends_with(const std::string& s, const char* suffix) {
 struct DecoderBuilder::Impl {
   Impl(const ModelConfig& c, Isa isa, int threads, const std::vector<GpuOptions>& gpus, int ranks)
       : config(c), place(gpus.empty() ? WeightPlace::host : WeightPlace::gpu) {
-    if (!gpus.empty() && ranks != static_cast<int>(gpus.size()))
-      throw_error(ErrorCode::invalid_request, "tp is ", ranks, ", expected ", gpus.size(),
-                  ", the number of GPUs");
+    check_gpu_list(gpus, ranks);
     check_ranks(config, place, ranks);
-    for (int r = 0; r < ranks; ++r) add_resources(isa, threads, gpus, {r, ranks});
+    resources = make_rank_resources(isa, threads, gpus, ranks);
     if (ranks > 1) packing_pool = std::make_unique<ThreadPool>(threads);
-    check_gpus();
     weights.resize(ranks);
     for (int r = 0; r < ranks; ++r) {
       validate_device({r, ranks});
@@ -134,43 +126,6 @@ struct DecoderBuilder::Impl {
       by_name[specs[i].name] = i;
     }
     allocate();
-  }
-
-  // On GPUs the first rank has the threads, for what the host samples.
-  void add_resources(Isa isa, int threads, const std::vector<GpuOptions>& gpus, Rank rank) {
-    if (gpus.empty()) {
-      resources.push_back(
-          std::make_unique<DecoderResources>(isa, threads_of(threads, rank), nullptr, nullptr));
-      return;
-    }
-    const GpuContext* same = nullptr;
-    for (int r = 0; r < rank.index; ++r)
-      if (gpus[r].index == gpus[rank.index].index) same = resources[r]->gpu.get();
-    resources.push_back(std::make_unique<DecoderResources>(isa, rank.index == 0 ? threads : 1,
-                                                           &gpus[rank.index], same));
-  }
-
-  // Ranks are on one GPU, or each on its own, and all GPUs compute the same bits.
-  void check_gpus() const {
-    if (place == WeightPlace::host) return;
-    std::set<const Gpu*> different;
-    const GpuInfo& first = gpu(0)->gpu().info();
-    for (int r = 0; r < ranks(); ++r) {
-      different.insert(&gpu(r)->gpu());
-      const GpuInfo& info = gpu(r)->gpu().info();
-      if (info.name != first.name || info.major != first.major || info.minor != first.minor ||
-          info.multiprocessors != first.multiprocessors)
-        throw_error(ErrorCode::invalid_request, "device: GPU ", gpu(r)->gpu().index(), " is ",
-                    info.name, " with ", info.multiprocessors, " multiprocessors, expected ",
-                    first.name, " with ", first.multiprocessors, ", as GPU ",
-                    gpu(0)->gpu().index());
-    }
-    if (different.size() > 1 && static_cast<int>(different.size()) < ranks())
-      throw_error(ErrorCode::invalid_request, "device: got ", different.size(), " GPUs for ",
-                  ranks(), " ranks, expected one for all or one for each");
-    if (ranks() > kMostGpuRanks)
-      throw_error(ErrorCode::invalid_request, "tp is ", ranks(), ", expected at most ",
-                  kMostGpuRanks, " on GPUs");
   }
 
   void validate_device(Rank rank) const {

@@ -45,11 +45,12 @@ class GpuExchange {
   // ---- In a step, by each rank. `number` is that of an exchange, from 1.
   Mat part(int rank, uint32_t number, int64_t rows, int64_t cols) const;
   Mat logits(int rank, int64_t rows) const;
-  // Fills in what the kernels of an exchange take; where ranks take turns, it returns when all have
-  // submitted what is before it. Throws RankReleased when another one has failed.
+  // Fill in what the kernels of an exchange take.
   DeviceRankSum sum_of(int rank, uint32_t number, int64_t rows, int64_t cols) const;
   DeviceRankColumns columns_of(int rank, uint32_t number, int64_t rows) const;
   DeviceExchange meeting(int rank, uint32_t number) const;
+  // Called before an exchange is submitted. Where ranks take turns, it returns when all have
+  // submitted what is before it. Throws RankReleased when another one has failed.
   void take_turn(int rank, const ThreadPool& pool);
 
   // ---- Errors.
