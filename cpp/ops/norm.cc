@@ -41,18 +41,8 @@ int64_t padded_end(const Mat& y) {
 }
 
 void on_gpu(GpuContext& gpu, const Norm& norm, const Mat& x, const Mat& y, int64_t padded) {
-  DeviceNorm n;
-  n.x = x.f32(0);
-  n.y = y.data;
-  n.weight = norm.weight;
-  n.x_stride = x.stride;
-  n.y_stride = y.stride;
-  n.rows = static_cast<int32_t>(x.rows);
-  n.cols = static_cast<int32_t>(x.cols);
+  DeviceNorm n = device_norm(norm, x, y);
   n.padded = static_cast<int32_t>(padded);
-  n.weight_offset = norm.weight ? norm.weight_offset : 0;
-  n.eps = norm.eps;
-  n.y_dtype = y.dtype;
   norm_cuda(gpu.kind()).rms_norm(gpu.handle(), n);
 }
 
@@ -86,6 +76,22 @@ void rms_norm(Context& ctx, const Norm& norm, const Mat& x, const Mat& y) {
 
 void rms_norm_in_place(Context& ctx, const Norm& norm, const Mat& x) {
   norm_rows(ctx, norm, x, x, x.cols);
+}
+
+DeviceNorm device_norm(const Norm& norm, const Mat& x, const Mat& y) {
+  DeviceNorm n;
+  n.x = x.f32(0);
+  n.y = y.data;
+  n.weight = norm.weight;
+  n.x_stride = x.stride;
+  n.y_stride = y.stride;
+  n.rows = static_cast<int32_t>(x.rows);
+  n.cols = static_cast<int32_t>(x.cols);
+  n.padded = static_cast<int32_t>(padded_end(y));
+  n.weight_offset = norm.weight ? norm.weight_offset : 0;
+  n.eps = norm.eps;
+  n.y_dtype = y.dtype;
+  return n;
 }
 
 }  // namespace turbomind

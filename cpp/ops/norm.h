@@ -6,6 +6,8 @@
 
 namespace turbomind {
 
+struct DeviceNorm;
+
 enum class NormKind : uint8_t { none, rms };
 
 struct Norm {
@@ -22,5 +24,8 @@ struct Norm {
 void rms_norm(Context& ctx, const Norm& norm, const Mat& x, const Mat& y);
 // The same for y = x, float32, whose rows go on after its columns: nothing is padded.
 void rms_norm_in_place(Context& ctx, const Norm& norm, const Mat& x);
+
+// Returns what the GPU's kernels take for rms_norm().
+DeviceNorm device_norm(const Norm& norm, const Mat& x, const Mat& y);
 
 }  // namespace turbomind

@@ -10,20 +10,6 @@ TM_GPU_TABLE(RankSumCuda, kRankSumCuda, rank_sum_cuda)
 
 namespace {
 
-DeviceNorm device_norm(const Norm& norm, const Mat& y) {
-  DeviceNorm n;
-  n.y = y.data;
-  n.weight = norm.weight;
-  n.y_stride = y.stride;
-  n.rows = static_cast<int32_t>(y.rows);
-  n.cols = static_cast<int32_t>(y.cols);
-  n.padded = static_cast<int32_t>(std::min(padded_cols(y.cols), std::max(y.stride, y.cols)));
-  n.weight_offset = norm.weight ? norm.weight_offset : 0;
-  n.eps = norm.eps;
-  n.y_dtype = y.dtype;
-  return n;
-}
-
 // The parts of successive exchanges lie in two memories in turn. A step ends with an exchange that
 // has no parts: a next one may then begin with any of the two, as when a captured step is replayed,
 // and when the first rank has ended a step, so have all.
@@ -55,7 +41,7 @@ class GpuRankSums final : public RankSums {
     s.x_stride = sum.x.stride;
     s.scale = sum.scale;
     s.add = sum.add;
-    s.norm = device_norm(sum.norm, sum.y);
+    s.norm = device_norm(sum.norm, sum.x, sum.y);
     const double elements = static_cast<double>(sum.x.rows * sum.x.cols);
     const double read = exchange_.ranks() + sum.add;  // matrices
     const ProfileScope profile(ctx_.profiler, Op::reduce, 4 * elements * (read + 1),
