@@ -1,6 +1,7 @@
 // Ranks on GPUs. A host thread submits each rank's part of a step; the ranks' kernels wait for each
 // other (model/parallel/gpu_exchange.h).
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "core/error.h"
@@ -48,17 +49,17 @@ class GpuRankGroup final : public RankGroup, public StepOutputs {
       run([&](int r) { rank(r).forward(batch, r == 0 ? logits : nullptr, nullptr); },
           [&] { exchange_->fail(); });
     } catch (...) {
-      exchange_->drain();  // a step that has begun does not end any more
+      unread_error_ = exchange_->drain();  // a step that has begun does not end any more
       throw;
     }
-    if (logits) exchange_->check();
+    if (logits) check();
     return true;
   }
   StepOutputs* outputs() override { return this; }
 
   void submit_sample(const SampleRow* rows, int64_t count) override {
     if (count > most_sampled_) {  // memory that other ranks read may move
-      exchange_->drain();
+      unread_error_ = exchange_->drain();
       most_sampled_ = count;
     }
     of_first().submit_sample(rows, count);
@@ -68,18 +69,19 @@ class GpuRankGroup final : public RankGroup, public StepOutputs {
   }
   void read_tokens(int32_t* tokens) override {
     of_first().read_tokens(tokens);
-    exchange_->check();
+    check();
   }
   void read_logprobs(Logprob* out) override {
     of_first().read_logprobs(out);
-    exchange_->check();
+    check();
   }
   void read_logits(int64_t first, int64_t count, float* out) override {
     of_first().read_logits(first, count, out);
-    exchange_->check();
+    check();
   }
   void abandon_steps() noexcept override {
     exchange_->drain();
+    unread_error_ = nullptr;
     of_first().abandon_steps();
   }
 
@@ -91,6 +93,12 @@ class GpuRankGroup final : public RankGroup, public StepOutputs {
  private:
   StepOutputs& of_first() const { return *first().outputs(); }
 
+  // Throws the error of a step whose results were read.
+  void check() {
+    if (unread_error_) std::rethrow_exception(std::exchange(unread_error_, nullptr));
+    exchange_->check();
+  }
+
   // Steps within the limits of reserve() have their memory.
   void reserve_for(const StepBatch& batch) {
     const StepLimits padded = padded_limits({static_cast<int64_t>(batch.token_ids.size()),
@@ -101,6 +109,7 @@ class GpuRankGroup final : public RankGroup, public StepOutputs {
 
   const std::unique_ptr<GpuExchange> exchange_;
   int64_t most_sampled_ = 0;
+  std::exception_ptr unread_error_;  // of steps that were waited for before they were read
 };
 
 }  // namespace

@@ -264,22 +264,63 @@ TM_KERNEL(32, 1) void wait_for_gate(const Gate p) {
 
 namespace {
 
-// The GPU of rank 1 is busy with something else for too long.
+// Keeps the GPU of a rank busy with something else for too long.
+void block(Model& group, int rank, const PinnedBuffer& words) {
+  const GpuContext& gpu = *group.contexts()[rank]->gpu;
+  std::fill_n(words.as<uint32_t>(), 16, 0u);
+  gpu.gpu().make_current();
+  cuda_emulated::launch<cuda_emulated::wait_for_gate>(
+      gpu.handle(), cuda_emulated::dim3(1), 32, 0,
+      cuda_emulated::Gate{words.as<uint32_t>(), words.as<uint32_t>() + 1});
+}
+
+constexpr const char* kMissing =
+    "rank 1 (GPU 1) did not come to a sum within 10 s, while rank 0 (GPU 0) waited for it";
+
+// A step whose results are read after a later one has failed for another reason.
+void test_an_error_is_kept_until_its_step_is_read() {
+  const auto group = build(small_gpu(), first(2));
+  const std::vector<float> want = Bench(*group).all(kTokens);
+  const std::vector<int32_t> pages{0, 1, 2};
+  StepBatch batch;
+  batch.token_ids = {5, 6, 7};
+  batch.positions = {0, 1, 2};
+  batch.sample_rows = {2};
+  StepRow& row = batch.rows.emplace_back();
+  row.q_len = 3;
+  row.pages.assign(group->groups().size(), pages.data());
+  const SampleRow greedy{.temperature = 0};
+  int32_t token = 0;
+  group->forward(batch, nullptr, nullptr);
+  group->outputs()->submit_sample(&greedy, 1);
+  group->outputs()->read_tokens(&token);
+  const PinnedBuffer words(group->contexts()[1]->gpu->gpu(), 64);
+  emulator::set_wait_limit(0);
+  block(*group, 1, words);
+  group->forward(batch, nullptr, nullptr);
+  group->outputs()->submit_sample(&greedy, 1);
+  Profiler& profiler = group->contexts()[0]->profiler;
+  Thrower thrower(2);
+  DeviceTimer* const timer = std::exchange(profiler.device, &thrower);
+  profiler.enabled = true;
+  CHECK(cuda_emulated::throws("this rank was asked to fail",
+                              [&] { group->forward(batch, nullptr, nullptr); }));
+  profiler.enabled = false;
+  profiler.device = timer;
+  CHECK(cuda_emulated::throws(kMissing, [&] { group->outputs()->read_tokens(&token); }));
+  group->outputs()->abandon_steps();
+  emulator::set_wait_limit(10);
+  CHECK(same_bits(Bench(*group).all(kTokens), want));
+}
+
 void test_a_rank_that_does_not_come_is_named() {
   const auto group = build(small_gpu(), first(2));
   const std::vector<float> want = Bench(*group).all(kTokens);
-  GpuContext* const second = group->contexts()[1]->gpu;
-  const PinnedBuffer words(second->gpu(), 64);
-  std::fill_n(words.as<uint32_t>(), 16, 0u);
+  const PinnedBuffer words(group->contexts()[1]->gpu->gpu(), 64);
   Bench bench(*group);
   emulator::set_wait_limit(0);
-  second->gpu().make_current();
-  cuda_emulated::launch<cuda_emulated::wait_for_gate>(
-      second->handle(), cuda_emulated::dim3(1), 32, 0,
-      cuda_emulated::Gate{words.as<uint32_t>(), words.as<uint32_t>() + 1});
-  CHECK(cuda_emulated::throws(
-      "rank 1 (GPU 1) did not come to a sum within 10 s, while rank 0 (GPU 0) waited for it",
-      [&] { bench.all(kTokens); }));
+  block(*group, 1, words);
+  CHECK(cuda_emulated::throws(kMissing, [&] { bench.all(kTokens); }));
   emulator::set_wait_limit(10);
   CHECK(same_bits(Bench(*group).all(kTokens), want));
 }
@@ -335,6 +376,7 @@ int main(int argc, char** argv) {
                        TM_CASE(test_sampled_tokens_reach_all_ranks),
                        TM_CASE(test_a_rank_that_throws_fails_the_step_alone),
                        TM_CASE(test_a_rank_that_does_not_come_is_named),
+                       TM_CASE(test_an_error_is_kept_until_its_step_is_read),
                        TM_CASE(test_pages_are_those_of_the_fullest_gpu),
                        TM_CASE(test_a_cancelled_step_does_not_run),
                        TM_CASE(test_what_is_refused),
