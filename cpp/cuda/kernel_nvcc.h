@@ -106,8 +106,7 @@ TM_DEVICE T load_streaming(const T* p) {
 
 // For cuda/device_wait.h: accesses that order those of this thread for threads of other devices.
 TM_DEVICE void store_release_system(uint32_t* p, uint32_t value) {
-  asm volatile("fence.acq_rel.sys;\n\tst.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(value)
-               : "memory");
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
 }
 TM_DEVICE uint32_t load_acquire_system(const uint32_t* p) {
   uint32_t value;

@@ -160,6 +160,19 @@ def test_no_load_bypasses_coherence(kernels):
     assert not bad, "\n".join(bad)
 
 
+def test_a_post_to_other_devices_has_one_fence(kernels):
+    """A store that releases to the system contains the fence; a second one costs a microsecond."""
+    bad, posting = [], 0
+    for kernel in kernels:
+        posts = sum(one.kind == "STG" and "STRONG.SYS" in one.name for one in kernel.code)
+        fences = sum(one.kind == "MEMBAR" and "SYS" in one.name for one in kernel.code)
+        posting += posts > 0
+        if posts != fences:
+            bad.append(f"{kernel.name}: {fences} fences, {posts} posts")
+    assert not bad, "\n".join(bad)
+    assert posting >= 5  # every kernel that begins with an exchange between ranks
+
+
 def most_fragments(kernel: Kernel, transposed: bool) -> int:
     """Returns the most ldmatrix results that wait for their first mma at once."""
     waiting: set[int] = set()
