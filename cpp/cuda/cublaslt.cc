@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <map>
+#include <set>
 #include <tuple>
 #include <utility>
 
@@ -141,6 +142,9 @@ struct Plan {
 
 // Most plans, enough for many different row counts; a full table is cleared.
 constexpr size_t kMaxPlans = 1024;
+// One shape that fails may be a bug of one algorithm. When this many have, the library or the GPU's
+// state is suspect, and each further try would cost a step.
+constexpr size_t kMaxFailedPlans = 4;
 
 class LoadedCublasLt final : public CublasLt {
  public:
@@ -163,7 +167,7 @@ class LoadedCublasLt final : public CublasLt {
   size_t version() const override { return f_.version(); }
 
   bool multiply(StreamHandle stream, const CublasLtProduct& p) override {
-    if (refused_) return false;
+    if (failed_.size() >= kMaxFailedPlans) return false;
     const Plan& plan = plan_for(p);
     if (!plan.usable) return false;
     const float alpha = 1.0f, beta = p.add ? 1.0f : 0.0f;
@@ -171,8 +175,7 @@ class LoadedCublasLt final : public CublasLt {
                                     plan.x.get(), &beta, p.y, plan.y.get(), p.y, plan.y.get(),
                                     &plan.choice.algorithm, workspace_, workspace_bytes_, stream);
     if (status == 0) return true;
-    refused_ = true;
-    fall_back(p, "cublasLtMatmul returned status " + std::to_string(status));
+    refuse(p, status);
     return false;
   }
 
@@ -182,12 +185,26 @@ class LoadedCublasLt final : public CublasLt {
     if (const auto at = plans_.find(key); at != plans_.end()) return at->second;
     if (plans_.size() >= kMaxPlans) plans_.clear();
     Plan& plan = plans_[key];
+    if (failed_.contains(key)) return plan;
     const Status status = make_plan(p, plan);
     plan.usable = status == 0;
-    if (!plan.usable) {
-      fall_back(p, "no algorithm was found (status " + std::to_string(status) + ")");
+    if (!plan.usable && !std::exchange(said_none_found_, true)) {
+      report(p, "no algorithm was found (status " + std::to_string(status) + ")");
     }
     return plan;
+  }
+
+  // Uses this plan no more, and after several different ones the library neither.
+  void refuse(const CublasLtProduct& p, Status status) {
+    const PlanKey key = plan_key(p);
+    plans_[key] = Plan();
+    failed_.insert(key);
+    std::string why = "cublasLtMatmul returned status " + std::to_string(status);
+    if (failed_.size() >= kMaxFailedPlans) {
+      why += ", and the library is not used any more: " + std::to_string(failed_.size()) +
+             " different products failed";
+    }
+    report(p, why);
   }
 
   // The library is column-major: it reads w as [k][n], to be transposed, x as [k][m], y as [n][m].
@@ -222,9 +239,7 @@ class LoadedCublasLt final : public CublasLt {
     return s;
   }
 
-  void fall_back(const CublasLtProduct& p, const std::string& why) {
-    if (said_) return;
-    said_ = true;
+  void report(const CublasLtProduct& p, const std::string& why) {
     if (!report_) return;
     report_("cuBLASLt (" + path_ + ") does not compute a product of " + std::to_string(p.m) +
             " rows, n " + std::to_string(p.n) + ", k " + std::to_string(p.k) + ": " + why +
@@ -237,8 +252,9 @@ class LoadedCublasLt final : public CublasLt {
   void* const workspace_;
   const size_t workspace_bytes_;
   const Report report_;
-  bool said_ = false, refused_ = false;
+  bool said_none_found_ = false;
   std::map<PlanKey, Plan> plans_;
+  std::set<PlanKey> failed_;  // at most kMaxFailedPlans; they stay when plans_ is cleared
 };
 
 // Returns null and appends to `why` if the library does not open or lacks a function.

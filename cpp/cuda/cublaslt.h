@@ -28,7 +28,8 @@ struct CublasLtProduct {
 // A cuBLASLt handle and its plans. One thread at a time may use it.
 class CublasLt {
  public:
-  // Called once, with the reason, when a product falls back for the first time.
+  // Called with the reason when a product falls back: for the first shape without a plan, and for
+  // each of the few shapes whose product failed to start.
   using Report = std::function<void(const std::string&)>;
 
   // Returns the file names that open() tries in each folder, then without a folder (the system's
@@ -45,7 +46,8 @@ class CublasLt {
   virtual const std::string& path() const = 0;
   virtual size_t version() const = 0;
   // Submits a product. Returns false if it computes nothing, so that the caller uses another
-  // kernel: for a shape without a plan, and for every product after one that failed to start.
+  // kernel: for a shape without a plan, for one that failed to start before, and for every product
+  // after several different ones have failed to start.
   virtual bool multiply(StreamHandle stream, const CublasLtProduct& p) = 0;
 };
 
