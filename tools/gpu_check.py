@@ -93,8 +93,8 @@ def main(arguments: list[str] | None = None) -> int:
         STATUS.write_text(text, encoding="utf-8")
         print(text)
         return 0
+    end_with_children_on_sigterm()
     if found.phase:
-        end_with_children_on_sigterm()
         settings = replace(load_settings(found.work), seconds=found.seconds)
         write_json(settings.result_path(found.phase), run_one(settings, found.phase))
         return 0

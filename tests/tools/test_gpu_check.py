@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -287,6 +288,29 @@ def test_no_phase_stops_the_next(tmp_path, monkeypatch):
     late = runner.run_phases(settings(tmp_path), phases[-1:], 0.1, path, what="check", report=print)
     assert late["phases"][0]["status"] == "skipped"
     schema().check(late)
+
+
+def test_sigterm_ends_the_running_phase_and_what_it_started(tmp_path):
+    """The phase is in a session of its own, and so is each program that it has started."""
+    empty = tmp_path / "drivers"
+    empty.mkdir()
+    pids = tmp_path / "pids"
+    stand_in(empty / "cuda_rope_test", f'echo $$ $PPID >>"{pids}"; exec sleep 600')
+    command = [sys.executable, str(SCRIPT), "--device", "cuda_emulated", "--only", "ops"]
+    command += ["--work", str(tmp_path), "--out", str(tmp_path / "out"), "--commit", "0"]
+    command += ["--package", str(ROOT), "--drivers", str(empty)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while not pids.exists() or not pids.read_text().endswith("\n"):
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.terminate()
+        assert process.wait(60) == 128 + signal.SIGTERM
+        program, phase = map(int, pids.read_text().split())
+        assert not alive(program)
+        assert not alive(phase)
+    finally:
+        process.kill()
 
 
 def alive(pid: int) -> bool:

@@ -132,6 +132,18 @@ def test_memory_beside_weights_and_cache_is_recorded():
     assert end_to_end.memory_facts(engine, None, None) == {"weights": 500, "cache": 300}
 
 
+def test_figures_are_taken_without_a_host_tier_that_is_refused(tmp_path, monkeypatch):
+    """A machine may report less memory than the tier asks for."""
+    monkeypatch.setattr(end_to_end, "TINY", replace(end_to_end.TINY, host_memory=1 << 50))
+    found = end_to_end.run_phase(settings(tmp_path), "tiny")
+    assert found["error"] == ""
+    for engine in found["engines"].values():
+        assert f"host_memory asks for {1 << 50} bytes" in engine["no_host_tier"]
+    turns = [figure["how"] for figure in found["figures"] if figure["figure"] == "turn"]
+    assert turns == ["cached", "computed again"]
+    assert {f["figure"] for f in found["figures"]} == {"decode", "prefill", "turn", "together"}
+
+
 @pytest.mark.parametrize(
     ("note", "overlapped", "options", "expected"),
     [
@@ -139,7 +151,9 @@ def test_memory_beside_weights_and_cache_is_recorded():
         ("our own kernels", 5, {"deterministic": True}, ""),
         ("no cuBLASLt: nothing was found", 5, {}, "cuBLASLt was not used"),
         ("/lib/libcublasLt.so.13; cuBLASLt (/lib) does not compute a product of 33 rows", 5, {},
-         "cuBLASLt was not used"),
+         "cuBLASLt was not used for a product"),
+        ("/lib/libcublasLt.so.13; cuBLASLt (/lib) does not compute a product of 33 rows: and the "
+         "library is not used any more", 5, {}, "cuBLASLt was not used"),
         ("/lib/libcublasLt.so.13; steps of some kinds are not captured: no memory", 5, {},
          "steps were not captured"),
         ("/lib/libcublasLt.so.13", 0, {}, "no step overlapped another one"),

@@ -60,6 +60,8 @@ class Lab:
         self.settings = settings
         self.end = end
         self.prefill_rate = 0.0  # tokens per second of the last measured prompts
+        self.host_memory: int | None = plan.host_memory
+        self.no_host_tier = ""  # why there is none
         self._random = random.Random(1)
         free = None if settings.emulated else free_gpu_bytes()
         start = time.perf_counter()
@@ -68,12 +70,24 @@ class Lab:
         self.memory = memory_facts(self.engine, free, None if free is None else free_gpu_bytes())
 
     def _open(self, cache: int, deterministic: bool) -> turbomind.Engine:
-        """Opens the engine, with half of the KV cache if the memory is too small."""
+        """Opens the engine, with half of the KV cache if the memory is too small.
+
+        A machine that reports less memory than the host's tier asks for is measured without it.
+        """
+        try:
+            return self._fitting(cache, deterministic)
+        except turbomind.InvalidRequest as error:
+            if "host_memory" not in str(error):
+                raise
+            self.host_memory, self.no_host_tier = None, str(error)
+        return self._fitting(cache, deterministic)
+
+    def _fitting(self, cache: int, deterministic: bool) -> turbomind.Engine:
         for part in (1, 2):
             try:
                 return self._engine(cache // part, deterministic)
             except turbomind.Error as error:
-                if "memory" not in str(error):
+                if "memory" not in str(error) or "host_memory" in str(error):
                     raise
             gc.collect()
         return self._engine(cache // 4, deterministic)
@@ -86,7 +100,7 @@ class Lab:
             load_format="dummy",
             max_batch_size=self.plan.together[0],
             cache_memory=cache,
-            host_memory=self.plan.host_memory,
+            host_memory=self.host_memory,
             deterministic=deterministic,
             threads=1 if self.settings.tiny else None,
         )
@@ -140,7 +154,10 @@ def run_phase(settings: Settings, model: str) -> dict[str, Any]:
     def close(name: str, lab: Lab) -> None:
         """Records what the engine reports of itself, which explains slow figures."""
         facts, error = engine_facts(lab.engine, settings, name == "deterministic")
-        result.setdefault("engines", {})[name] = facts | {"memory": lab.memory}
+        facts |= {"memory": lab.memory}
+        if lab.no_host_tier:
+            facts["no_host_tier"] = lab.no_host_tier
+        result.setdefault("engines", {})[name] = facts
         result["error"] += f"{name}: {error}; " if error else ""
         write_json(path, result)
 
@@ -200,10 +217,11 @@ def engine_facts(
     wrong = []
     if "are not captured" in note:
         wrong.append("steps were not captured")
-    if not (deterministic or settings.emulated) and (
-        note.startswith("no cuBLASLt") or "does not compute" in note
-    ):
-        wrong.append("cuBLASLt was not used")
+    if not (deterministic or settings.emulated):
+        if note.startswith("no cuBLASLt") or "not used any more" in note:
+            wrong.append("cuBLASLt was not used")
+        elif "does not compute" in note:
+            wrong.append("cuBLASLt was not used for a product")
     if "overlap" not in off and stats.tokens_decoded > 2 and stats.steps_overlapped == 0:
         wrong.append("no step overlapped another one")
     for part, variable in (("overlap", "TM_CUDA_OVERLAP"), ("graphs", "TM_CUDA_GRAPHS")):
@@ -317,7 +335,10 @@ def step_ms(streams: list[turbomind.Stream], steps: int) -> float | None:
 
 
 def turns(lab: Lab) -> Figures:
-    """Measures new tokens after a history: on the device, loaded from the host, computed again."""
+    """Measures new tokens after a history: on the device, loaded from the host, computed again.
+
+    Without a host tier the middle one is left out.
+    """
     history, new = lab.plan.turn
     past = lab.prompt(history)
     figures: list[dict[str, Any]] = []
@@ -334,9 +355,11 @@ def turns(lab: Lab) -> Figures:
 
     for _ in range(3):
         turn("cached", handle, history)
-    handle.save()
-    flushed = bool(lab.engine.flush_pages(30))
-    for _ in range(3):
+    flushed = False
+    if lab.host_memory is not None:
+        handle.save()
+        flushed = bool(lab.engine.flush_pages(30))
+    for _ in range(3 if lab.host_memory is not None else 0):
         handle.close()
         lab.engine.evict()
         handle = lab.engine.open(persist=True)

@@ -124,6 +124,7 @@ def end_with_children_on_sigterm() -> None:
 
     def end(*_: object) -> NoReturn:
         for process in list(_running):
+            _ask_to_end(process)  # so that it ends its own children too
             _kill_group(process)
         os._exit(128 + signal.SIGTERM)
 
