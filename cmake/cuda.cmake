@@ -6,7 +6,9 @@
 # tm_cuda_objects(var, sources...): objects in build/cuda/, and beside each the report of ptxas -v
 # (x.ptxas).
 set(TM_CUDA AUTO CACHE STRING "CUDA kernels: AUTO (where nvcc is found and works), ON or OFF")
-set(TM_CUDA_ARCHS "80-real;89-real;90a-real" CACHE STRING "GPU architectures, as CMake names them")
+# Drivers compile the virtual one for GPUs newer than all of the others (Blackwell), at first use.
+set(TM_CUDA_ARCHS "80-real;89-real;90a-real;90-virtual" CACHE STRING
+  "GPU architectures, as CMake names them")
 set_property(CACHE TM_CUDA PROPERTY STRINGS AUTO ON OFF)
 if(NOT TM_CUDA MATCHES "^(AUTO|ON|OFF)$")
   message(FATAL_ERROR "TM_CUDA: got '${TM_CUDA}', expected AUTO, ON or OFF")
