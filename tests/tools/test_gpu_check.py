@@ -405,6 +405,7 @@ def test_a_suite_that_is_stopped_keeps_its_counts(tmp_path, monkeypatch):
         'def pytest_addoption(parser): parser.addoption("--device")\n'
     )
     (tmp_path / "tests" / "test_it.py").write_text(SLOW_TESTS)
+    (tmp_path / "tests" / "test_other.py").write_text("import no_such_package")
     monkeypatch.setattr(suite, "FILES", ("test_it.py",))
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # starts faster
     in_time = Settings("cuda", False, *[str(tmp_path)] * 4, "x", [1], 100.0)
@@ -417,6 +418,10 @@ def test_a_suite_that_is_stopped_keeps_its_counts(tmp_path, monkeypatch):
     found = suite.run_phase(in_time)
     assert (found["status"], found["error"]) == ("timed out", "")
     assert found["counts"] == {"passed": 2, "skipped": 1}
+    # A file that needs a package that is not there does not keep the others from running.
+    monkeypatch.setattr(suite, "FILES", ("test_other.py", "test_it.py"))
+    found = suite.run_phase(in_time)
+    assert (found["counts"]["passed"], found["error"]) == (2, "1 of the tests failed")
     monkeypatch.setattr(suite.importlib.util, "find_spec", lambda name: None)
     assert suite.plugin_options() == ["-o", "addopts=-ra --import-mode=importlib"]
     assert suite.counts_of("..s.F [ 50%]\nxE") == {

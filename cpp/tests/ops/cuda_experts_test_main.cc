@@ -36,6 +36,7 @@ std::vector<float> random_floats(size_t n, uint32_t seed, float scale) {
 GpuOptions gpu_options() {
   GpuOptions options;
   options.kind = kind();
+  options.deterministic = true;  // cuBLASLt computes products alone with other bits than groups
   return options;
 }
 
