@@ -342,7 +342,8 @@ def turns(lab: Lab) -> Figures:
     history, new = lab.plan.turn
     past = lab.prompt(history)
     figures: list[dict[str, Any]] = []
-    handle = lab.engine.open(persist=True)
+    has_tier = lab.host_memory is not None
+    handle = lab.engine.open(persist=has_tier)
     handle.advance(0, past, max_new_tokens=1, **GREEDY).result()
 
     def turn(how: str, handle: turbomind.Handle, prefix: int) -> None:
@@ -356,10 +357,10 @@ def turns(lab: Lab) -> Figures:
     for _ in range(3):
         turn("cached", handle, history)
     flushed = False
-    if lab.host_memory is not None:
+    if has_tier:
         handle.save()
         flushed = bool(lab.engine.flush_pages(30))
-    for _ in range(3 if lab.host_memory is not None else 0):
+    for _ in range(3 if has_tier else 0):
         handle.close()
         lab.engine.evict()
         handle = lab.engine.open(persist=True)

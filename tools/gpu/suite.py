@@ -56,7 +56,8 @@ def run_phase(settings: Settings) -> dict[str, Any]:
     command = [  # in the foreground: pytest gets one signal, a second one would stop its summary
         "timeout", "--foreground", "--signal=INT", f"{max(seconds - LAST_WORDS, 1.0):.1f}",
         sys.executable, "-m", "pytest", "-q", "-x" if settings.tiny else "--maxfail=25",
-        "--continue-on-collection-errors", *plugin_options(), "-p", "no:cacheprovider", "-W", "default", "--device", settings.device,
+        "--continue-on-collection-errors", *plugin_options(), "-p", "no:cacheprovider",
+        "-W", "default", "--device", settings.device,
         *[f"tests/{name}" for name in (files[:1] if settings.tiny else files)],
     ]  # fmt: skip
     env = {
