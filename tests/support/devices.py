@@ -24,6 +24,10 @@ DEVICE = os.environ[DEVICE_VARIABLE]
 ON_GPU = DEVICE != "cpu"
 # Options of an engine whose results are compared with those of another library.
 EXACT: dict[str, Any] = {} if ON_GPU else {"dtype": "float32"}
+# A test that must look while a step is computed.
+WATCHED_STEPS = pytest.mark.skipif(
+    DEVICE.startswith("cuda") and "emulated" not in DEVICE, reason="a GPU's steps are too short"
+)
 FLOAT32 = pytest.param("float32", marks=pytest.mark.cpu_only("a GPU has no float32"))
 FLOAT16_KV = pytest.param(
     "float16", marks=pytest.mark.cpu_only("on a GPU KV has the type of the weights")

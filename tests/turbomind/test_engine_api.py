@@ -17,6 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import devices
 import pytest
 from checkpoints import TINY, prompt
 
@@ -239,6 +240,7 @@ def test_a_cancelled_choice_leaves_the_others(slow: turbomind.Engine) -> None:
     idle(slow)
 
 
+@devices.WATCHED_STEPS
 @pytest.mark.parametrize("how", ["generate", "advance"])
 def test_closing_a_handle_abandons_the_step_in_flight(
     how: str, slow_config: Path, open_engine: Open

@@ -1,7 +1,6 @@
 // Experts on a GPU against the CPU's ops: the experts of a token, the order of rows, products of a
-// group and the weighted sum, with ties, idle experts and one to many rows. In the emulator or,
-// with
-// "--gpu", on a real one. Outputs are poisoned.
+// group and the weighted sum, with ties, idle experts and one to many rows. In the emulator or on
+// a real GPU ("--gpu"). Outputs are poisoned.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>

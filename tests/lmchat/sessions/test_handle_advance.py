@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import devices
 import pytest
 from checkpoints import TINY, prompt
 
@@ -301,6 +302,7 @@ def test_advance_after_the_engine_has_closed_raises_closed(slow: turbomind.Engin
                 assert open_streams.pop(request_id).poll() == []
 
 
+@devices.WATCHED_STEPS
 @pytest.mark.parametrize("decoding", [0, 4])
 def test_a_live_turn_beside_a_long_prefill(slow: turbomind.Engine, decoding: int) -> None:
     """Its first token comes within three steps of the engine."""

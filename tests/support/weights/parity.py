@@ -31,7 +31,9 @@ def check_logits(
     assert np.ptp(theirs, axis=1).min() > 1e-2 * largest, "the reference is flat: nothing is tested"
     if devices.ON_GPU:
         errors = reference_logits(rounded(model, dtype), ids) - theirs
-        assert rms(ours - theirs) <= 1.1 * rms(errors) < 0.1 * rms(theirs)
+        assert rms(ours - theirs) <= 1.1 * rms(errors)
+        # In some models a rounding sends a token to another expert, and all of its logits change.
+        assert np.median([rms(row) for row in errors]) < 0.25 * rms(theirs)
         return 3 * float(np.abs(errors).max())
     tolerance = 1e-4 * float(largest)
     assert np.abs(ours - theirs).max() <= tolerance
