@@ -67,10 +67,11 @@ def command(
 ) -> None:
     """Show this machine and the memory and chat template of a model.
 
-    Reads configuration files, never weights. A chat template of the class "append" only adds to a
-    conversation, "trim" also changes white space at the ends of replies, "rewrite" changes earlier
-    turns. The history rule is then "append" (earlier turns stay as they were) or "template" (they
-    are rendered again, and what changed is computed again).
+    Reads configuration files; of weights at most the head, where one is stored though the
+    configuration says that it is the embedding. A chat template of the class "append" only adds to
+    a conversation, "trim" also changes white space at the ends of replies, "rewrite" changes
+    earlier turns. The history rule is then "append" (earlier turns stay as they were) or "template"
+    (they are rendered again, and what changed is computed again).
 
     \b
     Examples:
@@ -88,8 +89,9 @@ def command(
         cache_bytes = CacheSize(cache_memory).on_host(info.weight_bytes)
         report["model"] = model_facts(info, cache_bytes) | {"gpu_fault": fault}
         on_cpu = fault is not None or report["machine"]["device"] == "cpu"
-        note = float16_note(info, _C.resolve_isa("auto")) if on_cpu else ""
-        report["model"] |= {"note": note or None, "chat": chat_facts(info)}
+        notes = [float16_note(info, _C.resolve_isa("auto")) if on_cpu else "", info.head_note]
+        report["model"] |= {"note": "; ".join(filter(None, notes)) or None}
+        report["model"] |= {"chat": chat_facts(info)}
     if as_json:
         typer.echo(json.dumps(report, indent=2))
         return

@@ -267,6 +267,8 @@ class Engine:
             yield note
         if info.unknown_fields:
             yield unknown_fields_note(info)
+        if info.head_note:
+            yield info.head_note
 
     def _begin(
         self,

@@ -7,15 +7,17 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import turbomind._C as _C
 from turbomind.errors import InvalidRequest, ModelError, NotFound
+from turbomind.files.checkpoint import Checkpoint
 from turbomind.files.gguf import GgufFile, is_gguf
 from turbomind.loading import gguf_config, gguf_tensors
 from turbomind.loading.digests import full_digest
+from turbomind.loading.heads import own_head
 from turbomind.loading.hub import resolve
 from turbomind.loading.quantize import Quantize, format_names
 from turbomind.loading.sources import Sources, open_sources
@@ -52,6 +54,7 @@ class ModelInfo:
         gguf: The GGUF file that `path` is. No file beside it is read.
         quantization: The field quantization_config of config.json.
         tp: The ranks that the model is cut over.
+        head_note: What the user should know of the head, "" for nothing.
     """
 
     path: Path
@@ -69,6 +72,7 @@ class ModelInfo:
     gguf: GgufFile | None = field(default=None, compare=False)
     quantization: Mapping[str, Any] | None = None
     tp: int = 1
+    head_note: str = ""
 
     def to_core(self, fingerprint: str = "") -> _C.ModelConfig:
         """Converts the description to the core's struct."""
@@ -173,6 +177,7 @@ def describe(
     """
     path = resolve(model, revision, weights)
     source = _read_gguf(path, rope_length) if is_gguf(path) else _read_config(path, rope_length)
+    source, head_note = _with_stored_head(path, source, weights)
     dtype = _weight_dtype(dtype, source.values, gpu)
     _check_choice("kv_dtype", kv_dtype, ("auto", *KV_BYTES))
     if kv_dtype == "auto":
@@ -201,6 +206,7 @@ def describe(
         gguf=source.gguf,
         quantization=source.quantization,
         tp=tp,
+        head_note=head_note,
     )
     if tp != 1:
         _C.plan_cache(info.to_core(), tp, gpu and not formats)  # raises if it cannot be cut
@@ -277,6 +283,26 @@ def _check_quantize(
             f"head is {quantize.head!r}, expected None: {path} has it quantized as "
             f"{stored[min(chosen.keys() & stored.keys())]}"
         )
+
+
+def _with_stored_head(path: Path, source: _Source, weights: bool) -> tuple[_Source, str]:
+    """Returns the source with the head that its tensors have, where they are there, and a note."""
+    if not source.description.tied_head or source.gguf is not None:
+        return source, ""
+    if not any(path.glob("*.safetensors")):
+        return source, ""
+    try:
+        checkpoint = Checkpoint(path)
+    except ModelError:
+        if weights:
+            raise
+        return source, ""  # a download that was interrupted
+    scheme = scheme_of(source.quantization, checkpoint)
+    note = own_head(source.family, checkpoint, scheme.codes_name)
+    if not note:
+        return source, ""
+    description = replace(source.description, tied_head=False)
+    return replace(source, description=description), f"{path}: {note}"
 
 
 def _stored_formats(path: Path, source: _Source, dtype: str) -> dict[str, str]:

@@ -12,6 +12,7 @@ from turbomind.errors import ModelError
 from turbomind.files.checkpoint import Checkpoint, CheckpointFiles
 from turbomind.files.gguf import GgufFile
 from turbomind.loading import gguf_tensors
+from turbomind.loading.heads import only_head
 from turbomind.models import Description, Family, Rows
 from turbomind.quant.gguf import GgufScheme
 from turbomind.quant.scheme import Scheme
@@ -69,6 +70,8 @@ def open_sources(
         )
     checkpoint = Checkpoint(path)
     names = {family.tensor_name(name): name for name in checkpoint}
+    if description.tied_head and only_head(family, names):
+        names[f"{family.embed}.weight"] = names[f"{family.head}.weight"]
     scheme = scheme_of(quantization, checkpoint)
 
     def name_of(name: str) -> str:
