@@ -8,6 +8,8 @@ of characters.
 from __future__ import annotations
 
 import hashlib
+import logging
+import re
 from collections import Counter
 from typing import Any
 
@@ -15,42 +17,17 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from lmchat.errors import ModelError
-from lmchat.text.formats import sentencepiece_model
+from lmchat.text.formats import gguf_pieces, sentencepiece_model
 from lmchat.text.template import ChatTemplate
 from lmchat.text.tokenizer import Tokenizer
 from turbomind.files.gguf import GgufFile
 
+_log = logging.getLogger(__name__)
 _KEY = "tokenizer.ggml."
 _WHOLE = "tokenizer.huggingface.json"
 _TEMPLATE = "tokenizer.chat_template"
-_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # types of tokens
-
-# Parts of the regular expressions of pieces, as in the tokenizer.json of the models.
-_SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_REST = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-_WORDS = _SHORT + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*" + _REST
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_CASES = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%s"
-    r"|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _REST
-)
-_LLAMA, _GPT4O = _WORDS % "{1,3}", _CASES % (f"{_SHORT}?", f"{_SHORT}?", "{1,3}")
-# Pre-tokenizer -> regular expression of its pieces, and whether GPT-2's, which the library has,
-# cuts them further.
-_PIECES: dict[str, tuple[str | None, bool]] = {
-    "gpt-2": (None, True),
-    "llama-bpe": (_LLAMA, False),
-    "dbrx": (_LLAMA, False),
-    "smaug-bpe": (_LLAMA, False),
-    "qwen2": (_WORDS % "", False),
-    "gpt-4o": (_GPT4O, False),
-    "llama4": (_GPT4O, False),
-    "tekken": (_CASES % ("", "", ""), False),
-    "refact": (r"\p{N}", True),
-    "smollm": (r"\p{N}", True),
-}
-# Those of models that take a piece that is a token whole, and begin texts with a BOS.
-_WHOLE_PIECES = ("llama-bpe", "tekken")
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6  # types of tokens
+_BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 
 # Name of a special token in templates -> key, without its end. The last spelling is the format's.
 _NAMED = {
@@ -111,18 +88,20 @@ def read_template(file: GgufFile) -> ChatTemplate | None:
 def special_tokens(file: GgufFile) -> dict[str, str]:
     """Returns the spellings of the named special tokens, as templates see them.
 
+    An id that no token has, -1 above all, is how converters write that there is none.
+
     Raises:
-        ModelError: An id is not that of a token.
+        ModelError: An id is not a number.
     """
-    named: dict[str, str] = {}
+    ids: dict[str, int] = {}
     for name, key in _NAMED.items():
         index = file.metadata.get(f"{_KEY}{key}_token_id")
         if index is not None:
-            tokens = file.array(f"{_KEY}tokens")
-            if not isinstance(index, int) or not 0 <= index < len(tokens):
-                raise _error(file, f"{key}_token_id", f"the id of one of {len(tokens)} tokens")
-            named[name] = tokens[index]
-    return named
+            if not isinstance(index, int):
+                raise _error(file, f"{key}_token_id", "the id of a token")
+            ids[name] = index
+    tokens = file.array(f"{_KEY}tokens") if ids else []
+    return {name: tokens[i] for name, i in ids.items() if 0 <= i < len(tokens)}
 
 
 def tokenizer_digest(file: GgufFile) -> bytes:
@@ -149,8 +128,14 @@ def _flag(file: GgufFile, key: str, default: bool) -> bool:
 
 def _tokens(file: GgufFile, *keys: str, unique: bool = True) -> list[list[Any]]:
     """Returns the tokens, which must differ if `unique`, and the arrays of these keys, which must
-    be as long."""
-    arrays = [file.array(_KEY + key) for key in ("tokens", *keys)]
+    be as long; where one is absent its default for each token."""
+    tokens = file.array(f"{_KEY}tokens")
+    arrays = [tokens]
+    for key in keys:
+        if _KEY + key in file.metadata:
+            arrays.append(file.array(_KEY + key))
+        else:
+            arrays.append(_types(file, tokens) if key == "token_type" else [0.0] * len(tokens))
     for key, values in zip(keys, arrays[1:], strict=True):
         if len(values) != len(arrays[0]):
             raise ModelError(
@@ -164,6 +149,17 @@ def _tokens(file: GgufFile, *keys: str, unique: bool = True) -> list[list[Any]]:
     if not arrays[0]:
         raise _error(file, "tokens", "at least one token")
     return arrays
+
+
+def _types(file: GgufFile, tokens: list[str]) -> list[int]:
+    """Returns the types of tokens in a file without them: ordinary ones, but for bytes and those
+    that the metadata name by id."""
+    types = [_BYTE if _BYTE_PIECE.fullmatch(text) else _NORMAL for text in tokens]
+    for key, index in file.metadata.items():
+        named = key.startswith(_KEY) and key.endswith("_token_id")
+        if named and isinstance(index, int) and 0 <= index < len(tokens):
+            types[index] = _UNKNOWN if key == f"{_KEY}unknown_token_id" else _CONTROL
+    return types
 
 
 def _sentencepiece(file: GgufFile) -> tokenizers.Tokenizer:
@@ -183,25 +179,41 @@ def _sentencepiece(file: GgufFile) -> tokenizers.Tokenizer:
     return sentencepiece_model.build(model, ends, {}, str(file.path))
 
 
-def _byte_level(file: GgufFile) -> tokenizers.Tokenizer:
+def _pre_tokenizer(file: GgufFile) -> str:
     pre = file.metadata.get(f"{_KEY}pre")
-    if pre not in _PIECES:
-        raise _error(file, "pre", " or ".join(map(repr, _PIECES)))
+    if pre is None:
+        _log.warning(
+            "%s: %spre is absent, as in old files: texts are cut as for %r, which may be wrong",
+            file.path, _KEY, gguf_pieces.ABSENT,
+        )  # fmt: skip
+        return gguf_pieces.ABSENT
+    known = sorted({*gguf_pieces.PIECES, *gguf_pieces.CHARACTERS})
+    if pre not in known:
+        raise _error(file, "pre", f"one of {', '.join(known)}")
+    return str(pre)
+
+
+def _byte_level(file: GgufFile) -> tokenizers.Tokenizer:
+    pre = _pre_tokenizer(file)
+    if pre in gguf_pieces.CHARACTERS:
+        return _characters(file)
     tokens, kinds = _tokens(file, "token_type")
     vocab = {text: i for i, text in enumerate(tokens)}
+    pieces = gguf_pieces.PIECES[pre]
     backend = tokenizers.Tokenizer(
-        models.BPE(vocab=vocab, merges=_merges(file, vocab), ignore_merges=pre in _WHOLE_PIECES)
+        models.BPE(vocab=vocab, merges=_merges(file, vocab), ignore_merges=pieces.whole)
     )
-    pieces, has_gpt2 = _PIECES[pre]
-    steps: list[Any] = []
-    if pieces is not None:
-        steps.append(pre_tokenizers.Split(tokenizers.Regex(pieces), behavior="isolated"))
-    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=has_gpt2))
+    steps: list[Any] = [
+        pre_tokenizers.Split(tokenizers.Regex(pattern), behavior="isolated")
+        for pattern in pieces.patterns
+    ]
+    if pieces.bytes:
+        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
     backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
-    if pre == "qwen2":
-        backend.normalizer = normalizers.NFC()  # as in its tokenizer.json; metadata omit it
-    backend.decoder = decoders.ByteLevel()
-    _add_special(backend, file, tokens, kinds, pre in _WHOLE_PIECES)
+    if pieces.composed:
+        backend.normalizer = normalizers.NFC()
+    backend.decoder = decoders.ByteLevel() if pieces.bytes else decoders.Fuse()
+    _add_special(backend, file, tokens, kinds, pieces.begins)
     return backend
 
 

@@ -15,7 +15,11 @@ from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 import lmchat
 from lmchat.errors import ModelError
-from lmchat.text.formats.gguf_tokenizer import read_template, read_tokenizer
+from lmchat.text.formats.gguf_tokenizer import (
+    read_template,
+    read_tokenizer,
+    special_tokens,
+)
 from lmchat.text.tokenizer import Tokenizer
 from turbomind.files.gguf import GgufFile
 
@@ -272,23 +276,55 @@ def small(**changes):
     [
         ({"ggml__model": "bert"}, "ggml.model is 'bert', expected 'llama', 'gpt2' or 'gemma4'"),
         ({"ggml__model": None}, "ggml.model is absent"),
-        ({"ggml__pre": "mpt"}, "ggml.pre is 'mpt', expected 'gpt-2' or 'llama-bpe' or 'dbrx'"),
-        ({"ggml__pre": None}, "ggml.pre is absent"),
+        ({"ggml__pre": "mtp"}, "ggml.pre is 'mtp', expected one of a.x-4.0, afmoe, bailingmoe"),
         ({"ggml__tokens": None}, "ggml.tokens is absent, expected an array"),
         ({"ggml__tokens": "ab"}, "ggml.tokens is 'ab', expected an array"),
         ({"ggml__tokens": ["a", "b", "a"]}, "ggml.tokens has 'a' twice"),
         ({"ggml__token_type": [1, 1]}, "ggml.token_type has 2 values, expected one for each of 3"),
         ({"ggml__merges": ["a c"]}, "ggml.merges has 'a c', expected two tokens that make a third"),
         ({"ggml__merges": ["ab"]}, "ggml.merges has 'ab'"),
-        ({"ggml__eos_token_id": 3}, "eos_token_id is 3, expected the id of one of 3 tokens"),
+        ({"ggml__eos_token_id": "b"}, "eos_token_id is 'b', expected the id of a token"),
         ({"ggml__add_bos_token": 1}, "ggml.add_bos_token is 1, expected a bool"),
-        ({"ggml__model": "llama"}, "ggml.scores is absent"),
         ({"ggml__model": "llama", "ggml__scores": [0.5]}, "ggml.scores has 1 values"),
     ],
 )
 def test_wrong_metadata_are_refused_by_name(changes, match, tmp_path):
     with pytest.raises(ModelError, match=match):
         read_tokenizer(opened(tmp_path, small(**changes)))
+
+
+@pytest.mark.parametrize("index", [0xFFFFFFFF, 3, 1 << 31])
+def test_an_id_without_a_token_is_not_set(index, tmp_path):
+    names = ("bos", "eos", "unknown", "seperator", "padding", "cls", "mask")
+    ids = {f"ggml__{name}_token_id": index for name in names}
+    metadata = small(**ids, ggml__add_bos_token=True, chat_template="{{ eos_token }}|{{ x }}")
+    file = opened(tmp_path, metadata)
+    assert special_tokens(file) == {}
+    assert read_tokenizer(file).encode("ab") == [2]  # no BOS in front
+    assert read_template(file).render([]) == "|"
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_tokens_without_types_are_ordinary_but_for_bytes_and_named_ones(kind, tmp_path):
+    spellings = ["<unk>", "</s>", "<0x63>", "a", "b", "ab"]
+    changes = {"ggml__model": kind, "ggml__tokens": spellings, "ggml__token_type": None}
+    changes |= {"ggml__unknown_token_id": 0, "ggml__eos_token_id": 1, "ggml__scores": None}
+    changes |= {"ggml__add_bos_token": False, "ggml__add_space_prefix": False}
+    tokenizer = read_tokenizer(opened(tmp_path, small(**changes)))
+    assert tokenizer.encode("ab</s>a") == [5, 1, 3]
+    assert tokenizer.decode([5, 1, 3]) == "aba"
+    assert (tokenizer.encode("c") == [2]) == (kind == "llama")  # the byte of c
+
+
+def test_a_file_without_a_pre_tokenizer_is_cut_as_old_files_are(tmp_path, caplog):
+    tokens = [*"ab12", "12", "ab"]
+    changes = {"ggml__tokens": tokens, "ggml__token_type": None, "ggml__merges": ["a b", "1 2"]}
+    named, absent = (
+        read_tokenizer(opened(tmp_path, small(**changes, ggml__pre=pre)))
+        for pre in ("default", None)
+    )
+    assert absent.encode("ab12112") == named.encode("ab12112") == [5, 4, 2, 4]
+    assert [record.message for record in caplog.records if "pre is absent" in record.message]
 
 
 def test_templates_come_from_the_metadata(tmp_path):
