@@ -197,6 +197,7 @@ def model_facts(info: ModelInfo, cache_bytes: int) -> dict[str, Any]:
         "rope": info.rope_type,
         "tied_head": model.tied_head,
         "encoders": list(info.encoders),
+        "draft_layers": info.draft_layers,
         "eos_token_ids": list(info.eos_token_ids),
         "unknown_fields": list(info.unknown_fields),
         "parameters": info.parameters,
@@ -329,6 +330,8 @@ def _model_table(model: dict[str, Any]) -> Table:
         )
     if model["note"]:
         rows.append(("note", model["note"]))
+    if model["draft_layers"]:
+        rows.append(("not loaded", f"{model['draft_layers']} layers that draft tokens"))
     if model["encoders"]:
         rows.append(("not loaded", f"{' and '.join(model['encoders'])}: only text is understood"))
     if model["unknown_fields"]:

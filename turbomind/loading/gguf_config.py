@@ -10,6 +10,7 @@ Not here: the names of tensors (`gguf_tensors`).
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -55,7 +56,11 @@ _GENERAL: dict[str, tuple[Any, ...]] = {
     "split.count": (0, 1),
 }
 # Keys that do not belong to an architecture and change no arithmetic.
-_OTHERS = ("general.", "tokenizer.", "quantize.", "split.")
+_OTHERS = ("general.", "tokenizer.", "quantize.", "split.", "clip.")
+# Beginnings of keys, without their architecture, and of tensors of encoders in the same file.
+_ENCODER_KEYS = ("vision.", "audio.", "mm.")
+ENCODER_TENSORS = {"v.": "vision", "a.": "audio", "mm.": "vision"}
+_DRAFT_LAYERS = "nextn_predict_layers"
 # Key without its architecture and "rope.scaling." -> field of rope_scaling.
 _SCALING = {
     "original_context_length": "original_max_position_embeddings",
@@ -124,10 +129,12 @@ def config_of(file: GgufFile) -> GgufFields:
     architecture = architecture_of(file)
     prefix = f"{file.metadata['general.architecture']}."
     keys = {k.removeprefix(prefix): k for k in file.metadata if not k.startswith(_OTHERS)}
+    keys = {name: key for name, key in keys.items() if not name.startswith(_ENCODER_KEYS)}
     own = {name: _scalar(file, key) for name, key in keys.items()}
     for name in _REQUIRED:
         if name not in own:
             raise wrong(file, prefix + name, "a number")
+    own["block_count"] = _main_layers(file, own)
     fields = {**FIELDS, **architecture.fields}
     values = {field: own.pop(name) for name, field in fields.items() if name in own}
     values.setdefault("num_key_value_heads", values["num_attention_heads"])
@@ -144,6 +151,28 @@ def config_of(file: GgufFile) -> GgufFields:
     values.setdefault("architectures", [architecture.name])
     shown = {fields.get(name, _field(name)): key for name, key in keys.items()}
     return GgufFields(values, str(file.path), shown)
+
+
+def _main_layers(file: GgufFile, own: dict[str, Any]) -> Any:
+    """Returns the number of layers without those at the end that only draft tokens."""
+    layers, drafts = own["block_count"], own.pop(_DRAFT_LAYERS, 0)
+    if not isinstance(drafts, int) or not isinstance(layers, int) or not drafts:
+        return layers  # a wrong number of layers is refused by the family
+    if not 0 < drafts < layers:
+        raise wrong(file, _DRAFT_LAYERS, f"fewer than the {layers} layers of block_count")
+    return layers - drafts
+
+
+def draft_layers(file: GgufFile) -> int:
+    """Returns the number of layers that only draft tokens, which are not loaded."""
+    architecture = file.metadata["general.architecture"]
+    return int(file.metadata.get(f"{architecture}.{_DRAFT_LAYERS}", 0))
+
+
+def encoders(file: GgufFile) -> tuple[str, ...]:
+    """Returns what the encoders in the file are of, which are not loaded: "vision", "audio"."""
+    kinds = {ENCODER_TENSORS.get(name.partition(".")[0] + ".") for name in file.tensors}
+    return tuple(kind for kind in ("vision", "audio") if kind in kinds)
 
 
 def _field(name: str) -> str:
@@ -201,10 +230,15 @@ def _facts(file: GgufFile) -> dict[str, Any]:
         if len(tensor.shape) > 1 and tensor.dtype in _DTYPES:
             elements[_DTYPES[tensor.dtype]] += math.prod(tensor.shape)
     facts["torch_dtype"] = elements.most_common(1)[0][0] if elements else "bfloat16"
-    facts[architecture_of(file).bias] = "blk.0.attn_q.bias" in file.tensors
-    if "blk.0.ffn_gate.bias" in file.tensors:
+    # Where one of several matrices has a bias, those of the others are zeros (`gguf_tensors`).
+    facts[architecture_of(file).bias] = _has_bias(file, "attn_(q|k|v|output)")
+    if _has_bias(file, "ffn_(gate|up|down)"):
         facts["mlp_bias"] = True
     return facts
+
+
+def _has_bias(file: GgufFile, modules: str) -> bool:
+    return any(re.fullmatch(rf"blk\.\d+\.{modules}\.bias", name) for name in file.tensors)
 
 
 def adapted(file: GgufFile, model: Description) -> Description:

@@ -10,8 +10,9 @@ import re
 from dataclasses import replace
 
 from turbomind.files.gguf import GgufFile
-from turbomind.loading.gguf_config import architecture_of
+from turbomind.loading.gguf_config import ENCODER_TENSORS, architecture_of
 from turbomind.models import Description, Family, Rows
+from turbomind.models.description import ZEROS
 
 # Name in a checkpoint of a hub -> name in a file, of modules or, where a kind follows, of tensors.
 NAMES = {
@@ -53,6 +54,7 @@ NAMES = {
     "post_per_layer_input_norm": "post_norm",
 }
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
+_BLOCK = re.compile(r"blk\.(\d+)\.")
 _EXPERT_SLOT = re.compile(r"layers\.(\d+)\.experts\.(\d+)\.(gate_up|down)(_bias)?")
 
 
@@ -82,17 +84,22 @@ def tensor_name(file: GgufFile, name: str) -> str:
 
 
 def unneeded(file: GgufFile, model: Description) -> set[str]:
-    """Returns the names of tensors without a slot: those that the description has read, and K and V
-    of layers that read the KV of another."""
+    """Returns the names of tensors without a slot: those that the description has read, K and V of
+    layers that read the KV of another, encoders, and layers that only draft tokens."""
     shared = [i for i, layer in enumerate(model.layers) if layer.kv_layer >= 0]
     kinds = ("attn_k", "attn_v", "attn_k_norm")
     names = {f"blk.{i}.{kind}.weight" for i in shared for kind in kinds}
+    names |= {name for name in file.tensors if name.startswith(tuple(ENCODER_TENSORS))}
+    count = len(model.layers)
+    names |= {n for n in file.tensors if (m := _BLOCK.match(n)) and int(m[1]) >= count}
     return names | set(architecture_of(file).tables)
 
 
 def _renamed(file: GgufFile, row: Rows) -> Rows:
     row = replace(row, tensor=tensor_name(file, row.tensor))
     stored = file.tensors.get(row.tensor)
+    if stored is None and row.tensor.endswith(".bias"):
+        return replace(row, tensor=ZEROS)
     if stored is not None and row.shape == (1, *stored.shape):  # converters drop the axis
         return replace(row, shape=stored.shape, transposed=True)
     return row

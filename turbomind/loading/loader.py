@@ -55,6 +55,7 @@ class ModelInfo:
         quantization: The field quantization_config of config.json.
         tp: The ranks that the model is cut over.
         head_note: What the user should know of the head, "" for nothing.
+        draft_layers: Layers of a GGUF file that only draft tokens and are not loaded.
     """
 
     path: Path
@@ -73,6 +74,7 @@ class ModelInfo:
     quantization: Mapping[str, Any] | None = None
     tp: int = 1
     head_note: str = ""
+    draft_layers: int = 0
 
     def to_core(self, fingerprint: str = "") -> _C.ModelConfig:
         """Converts the description to the core's struct."""
@@ -207,6 +209,7 @@ def describe(
         quantization=source.quantization,
         tp=tp,
         head_note=head_note,
+        draft_layers=source.draft_layers,
     )
     if tp != 1:
         _C.plan_cache(info.to_core(), tp, gpu and not formats)  # raises if it cannot be cut
@@ -225,6 +228,7 @@ class _Source:
     encoders: tuple[str, ...] = ()
     gguf: GgufFile | None = None
     quantization: Mapping[str, Any] | None = None
+    draft_layers: int = 0
 
 
 def _read_config(path: Path, rope_length: int | None) -> _Source:
@@ -264,7 +268,9 @@ def _read_gguf(path: Path, rope_length: int | None) -> _Source:
         description,
         gguf_config.end_tokens(file),
         gguf_config.generation_defaults(file),
+        gguf_config.encoders(file),
         gguf=file,
+        draft_layers=gguf_config.draft_layers(file),
     )
 
 

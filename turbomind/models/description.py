@@ -196,6 +196,10 @@ def _core_experts(experts: Experts) -> _C.ExpertsConfig:
     return config
 
 
+ZEROS = ""
+"""The tensor of rows of zeros, of a bias that a file leaves out."""
+
+
 @dataclass(frozen=True)
 class Rows:
     """`count` rows of a source tensor that must have `shape`.

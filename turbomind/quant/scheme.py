@@ -14,6 +14,7 @@ from turbomind.errors import ModelError
 from turbomind.files.checkpoint import DTYPES, CheckpointFiles
 from turbomind.files.weight_file import Tensor, WeightFile
 from turbomind.models import Rows
+from turbomind.models.description import ZEROS
 from turbomind.quant.codes import CodeKind, Codes
 
 Array = npt.NDArray[Any]
@@ -53,7 +54,7 @@ class Scheme:
         Raises:
             ModelError: One is missing, or has another shape or type than expected.
         """
-        return [self.checkpoint.find(row.tensor, row.shape)]
+        return [] if row.tensor == ZEROS else [self.checkpoint.find(row.tensor, row.shape)]
 
     def codes(self, row: Rows) -> Codes:
         """Reads rows that have a kind.
@@ -89,6 +90,10 @@ class Scheme:
         segments: list[Any] = []
         parts: dict[tuple[str, int | None], tuple[Array, str]] = {}  # gate and up may be of one
         for row in rows:
+            if row.tensor == ZEROS:
+                zeros = np.zeros((row.count, row.columns), "<u4")
+                segments.append((zeros, "float32", 0, row.count, row.columns))
+                continue
             if self.kind(row) is not None:
                 segments.append(self.codes(row).rows(row.columns))
                 continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,7 @@ def write_gguf(
     more: Mapping[str, np.ndarray] | None = None,
     experts: str | None = None,
     rounded: Callable[[str, np.ndarray], np.ndarray] = lambda name, values: values,
+    without: Collection[str] = (),
 ) -> Path:
     """Writes the model of a folder as llama.cpp's converter does, and returns `path`.
 
@@ -99,6 +100,7 @@ def write_gguf(
         experts: How gates, ups and downs of experts are stored: "apart", "fused" with gate and up
             in one tensor, or "single" with a tensor for each expert. None: as the family has them.
         rounded: Returns values in place of those of a tensor, by its GGUF name.
+        without: Names of tensors that are left out.
     """
     config = json.loads((folder / "config.json").read_text())
     config = {**config, **config.get("text_config", {})}
@@ -112,6 +114,8 @@ def write_gguf(
     stored = tensors(folder, config, kind)
     if experts is not None:
         stored = _stored_experts(stored, experts)
+    for name in without:
+        del stored[name]
     for name, values in {**stored, **(more or {})}.items():
         chosen = types(name) if values.ndim > 1 else F32
         values = rounded(name, values)
