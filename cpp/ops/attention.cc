@@ -84,6 +84,7 @@ void on_gpu(GpuContext& gpu, const AttentionShape& s, const KvLayout& l, const P
   a.q = q.data;
   a.out = out.data;
   a.out_stride = static_cast<int>(out.stride);
+  a.out_zero_end = static_cast<int>(std::min(padded_cols(out.cols), out.stride));
   a.scale = s.scale;
   a.softcap = s.softcap;
   a.window = s.window;

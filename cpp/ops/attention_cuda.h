@@ -51,6 +51,9 @@ struct AttentionCudaArgs {
   const float* sinks;  // [heads] or null
   float* workspace;    // AttentionPlan::workspace_bytes, aligned to 16
   int out_stride = 0;  // elements, even; 0: heads * v_dim
+  // Columns [heads * v_dim, out_zero_end) of a sequence's rows become zero; even, at most
+  // kMaxHeadDim after the last head's. Work memory holds what rows of other widths left there.
+  int out_zero_end = 0;
 };
 
 // Bounds of a step, or of all steps that replay a captured graph, on the host.

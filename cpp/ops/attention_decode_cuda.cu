@@ -264,9 +264,11 @@ void merge_attention(const TM_GRID_CONSTANT MergeLaunch m) {
     }
     __syncthreads();
   }
+  uint16_t* out = static_cast<uint16_t*>(a.out) + int64_t{token} * a.out_stride + head * a.v_dim;
+  if (head == a.heads - 1 && a.heads * a.v_dim + column < a.out_zero_end)
+    store(reinterpret_cast<uint32_t*>(out + a.v_dim + column), 0u);
   if (column >= a.v_dim) return;
   const float scale = 1.0f / total.sum;
-  uint16_t* out = static_cast<uint16_t*>(a.out) + int64_t{token} * a.out_stride + head * a.v_dim;
   store(reinterpret_cast<uint32_t*>(out + column), pack2<T>(o[0] * scale, o[1] * scale));
 }
 

@@ -115,6 +115,16 @@ TM_DEVICE void store_out(const AttentionCudaArgs& a, const TileState<kSlabs>& t,
   });
 }
 
+// The padding of the piece's `count` rows of `out`, by the blocks that have the last head.
+TM_DEVICE void zero_padding(const AttentionCudaArgs& a, const Piece& piece, int count) {
+  const int words = (a.out_zero_end - a.heads * a.v_dim) / 2;
+  if (words <= 0 || piece.part.first_head + piece.part.heads < a.heads) return;
+  TM_ROLLED for (int i = threadIdx.x; i < count * words; i += blockDim.x) {
+    uint16_t* row = static_cast<uint16_t*>(a.out) + int64_t{piece.token + i / words} * a.out_stride;
+    store(reinterpret_cast<uint32_t*>(row + a.heads * a.v_dim) + i % words, 0u);
+  }
+}
+
 // The ring: before a slab is used, the one that takes the place of the slab before it is called
 // for.
 struct Ring {
@@ -274,6 +284,7 @@ void attend_tiles(const TM_GRID_CONSTANT AttentionLaunch w) {
     piece.hi = piece.first_position + count;
     piece.warp = warp_index() % w.plan.tile_warps;
     piece.half = warp_index() / w.plan.tile_warps;
+    if (!w.plan.chunk_spans) zero_padding(w.args, piece, count);
     attend_piece<T, kSlabs>(w, piece);
     __syncthreads();  // the ring and the queries are used again
     token += count;

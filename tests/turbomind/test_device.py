@@ -238,13 +238,29 @@ def test_library_folders_are_those_of_wheels_then_toolkits(tmp_path):
         assert note.count("no cuBLASLt") == 1
 
 
-def test_a_warm_up_changes_no_tokens_and_is_logged(model, caplog):
-    """The tokens are those of an engine without warm-up; a warm-up is logged."""
+# Attention results of two widths, 48 and 80 columns, take turns in the same work memory.
+TWO_HEAD_WIDTHS = {
+    "architectures": ["Gemma4ForCausalLM"],
+    "model_type": "gemma4_text",
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 40,
+    "head_dim": 24,
+    "global_head_dim": 40,
+    "hidden_size_per_layer_input": 0,
+    "rope_theta": None,
+}
+
+
+@pytest.mark.parametrize("changes", [{}, TWO_HEAD_WIDTHS], ids=["tiny", "two_head_widths"])
+def test_a_warm_up_changes_no_tokens_and_is_logged(changes, model, caplog):
+    """The tokens are those of an engine without warm-up; a warm-up is logged. It attends to pages
+    that nobody wrote, which hold NaN here, and leaves nothing of them in work memory."""
     small = {**SMALL, "device": "cuda_emulated", "max_context_tokens": 100, "prefill_chunk": 32}
     tokens = []
     with caplog.at_level(logging.INFO, "turbomind"):
         for warm_up in (None, True):
-            with Engine(model(), **small, max_batch_size=2, warm_up=warm_up) as engine:
+            with Engine(model(**changes), **small, max_batch_size=2, warm_up=warm_up) as engine:
                 done = engine.generate(range(50), max_new_tokens=4, temperature=0, ignore_eos=True)
                 tokens.append(done.token_ids)
                 assert engine.stats().tokens_decoded == 4
@@ -254,7 +270,7 @@ def test_a_warm_up_changes_no_tokens_and_is_logged(model, caplog):
     message = r"warmed up in [\d.]+ s: (\d+) of (\d+) kinds of steps"  # a slow machine runs fewer
     assert re.fullmatch(message, record.getMessage())
     with pytest.raises(InvalidRequest, match="warm_up is 1, expected True, False or None"):
-        Engine(model(), **small, warm_up=1)
+        Engine(model(**changes), **small, warm_up=1)
 
 
 def test_an_engine_on_a_gpu_is_closed_before_the_driver_goes(model):
