@@ -40,7 +40,6 @@ void Workspace::grow(const Context& ctx, size_t bytes) {
   }
   buffer_ = Buffer();  // frees the old memory first
   buffer_ = Buffer(ctx, bytes);
-  if (ctx.gpu) ctx.gpu->gpu().fill(ctx.gpu->handle(), buffer_.data(), 0, bytes);
 }
 
 }  // namespace turbomind

@@ -7,8 +7,8 @@
 namespace turbomind {
 
 // Memory of the context's device that only grows, so that steps of one size allocate nothing.
-// Growing waits for the device. Old contents are lost; new device memory is zero, for padding after
-// a row's columns that no kernel writes meets weights of zero and must not be a NaN.
+// Growing waits for the device. Nothing is known of the contents: they may be NaN even in padding,
+// so whoever writes a row that `linear` reads zeroes its padding as well.
 class Workspace {
  public:
   // Returns a [rows, cols] matrix at the start of the memory, valid until a larger one is asked
