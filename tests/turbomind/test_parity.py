@@ -49,6 +49,21 @@ def test_every_family_has_the_logits_of_transformers(
     check_greedy(engine, model, ids, NEW, tolerance)
 
 
+@pytest.mark.parametrize(
+    "name", ["qwen3_moe", "mixtral", "qwen2_moe", "olmoe", "granite_moe", "gpt_oss", "gemma4_moe",
+             "qwen3_vl_moe"],
+)  # fmt: skip
+@pytest.mark.cpu_only("names of tensors are the same on a GPU")
+def test_stacked_experts_of_transformers_5_have_the_same_logits(
+    name: str, zoo: Zoo, open_engine: Open, tmp_path: Path
+) -> None:
+    """As `save_pretrained` writes them in the form of its modules."""
+    model = zoo.model(name)
+    model.save_pretrained(tmp_path, save_original_format=False)
+    ids = prompt(LENGTH, vocab(model))
+    check_logits(open_engine(tmp_path, **devices.EXACT), ids, model)
+
+
 @pytest.mark.skipif(not devices.ON_GPU, reason="the CPU has one way to compute")
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_default_and_deterministic_logits_are_those_of_transformers(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,12 +103,18 @@ def _naturals(value: Any) -> bool:
 class CheckpointFiles:
     """All tensors of a model's files, found by name."""
 
-    def __init__(self, files: Sequence[WeightFile]) -> None:
+    def __init__(self, files: Sequence[WeightFile], index: Mapping[str, str] | None = None) -> None:
         self.files = files
+        self._index = index or {}
         self._where: dict[str, WeightFile] = {}
         for file in files:
             for name in file.tensors:
-                if name in self._where:
+                places = (
+                    [self._where[name].path.name, file.path.name] if name in self._where else []
+                )
+                if places and self._index.get(name) == places[0]:
+                    continue
+                if places and self._index.get(name) != places[1]:
                     raise ModelError(
                         f"tensor {name} is in {self._where[name].path.name} and in "
                         f"{file.path.name}, expected once"
@@ -135,7 +141,10 @@ class CheckpointFiles:
         """Returns the tensor of that name; raises ModelError for another shape or dtype."""
         file = self._where.get(name)
         if file is None:
-            raise ModelError(f"{self._place()}: tensor {name} is missing, expected shape {shape}")
+            hint = f"; the index has it in {self._index[name]}" if name in self._index else ""
+            raise ModelError(
+                f"{self._place()}: tensor {name} is missing, expected shape {shape}{hint}"
+            )
         tensor = file.tensors[name]
         if tensor.shape != shape:
             raise ModelError(
@@ -158,35 +167,38 @@ class CheckpointFiles:
 
 
 class Checkpoint(CheckpointFiles):
-    """All tensors of a model folder: `model.safetensors`, or the shards of its index."""
+    """All tensors of a model folder: `model.safetensors`, or the shards of its index.
+
+    The index decides between two copies of a tensor. Tensors that it names and no shard has are
+    missing where they are needed: tools that drop some leave their names there.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        super().__init__([SafetensorsFile(path) for path in _weight_files(folder)])
-        self._check_index()
+        index = _read_index(folder)
+        files = [folder / name for name in sorted(set(index.values()))] or [folder / SINGLE]
+        super().__init__([SafetensorsFile(path) for path in files], index)
 
     def _place(self) -> Path:
         return self.folder
 
-    def _check_index(self) -> None:
-        if len(self.files) == 1 and self.files[0].path.name == SINGLE:
-            return
-        for name, file in read_json(self.folder / INDEX)["weight_map"].items():
-            found = self._where.get(name)
-            if found is None or found.path.name != file:
-                raise ModelError(f"{self.folder / INDEX}: tensor {name} is not in {file}")
 
-
-def _weight_files(folder: Path) -> list[Path]:
+def _read_index(folder: Path) -> dict[str, str]:
+    """Returns the shard of each tensor; empty for a checkpoint in one file."""
     if (folder / SINGLE).exists():
-        return [folder / SINGLE]
+        return {}
     if not (folder / INDEX).exists():
-        others = sorted(p.name for p in folder.glob("*") if p.suffix in (".bin", ".pt", ".pth"))
-        hint = (
-            f"; {others[0]} is a pickle file, which is never read: convert it to safetensors"
-            if others
-            else ""
-        )
+        pickles = sorted(p.name for p in folder.glob("*") if p.suffix in (".bin", ".pt", ".pth"))
+        others = sorted(p.name for p in folder.glob("*.safetensors"))
+        hint = ""
+        if pickles:
+            hint = (
+                f"; {pickles[0]} is a pickle file, which is never read: convert it to safetensors"
+            )
+        if others:
+            hint = (
+                f"; {others[0]} has another layout, which is not read: convert it as transformers"
+            )
         raise ModelError(f"{folder} has no {SINGLE} and no {INDEX}{hint}")
     weight_map = read_json(folder / INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
@@ -201,4 +213,4 @@ def _weight_files(folder: Path) -> list[Path]:
     if missing:
         raise ModelError(f"{folder}: missing {len(missing)} of {len(names)} shards: "
                          f"{', '.join(missing[:8])}")  # fmt: skip
-    return [folder / name for name in names]
+    return {name: str(file) for name, file in weight_map.items()}

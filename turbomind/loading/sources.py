@@ -63,7 +63,6 @@ def open_sources(
         checkpoint = CheckpointFiles([file])
         slots = gguf_tensors.slots_of(file, family, description)
         return Sources(checkpoint, GgufScheme(checkpoint), slots)
-    rows = list(family.slots(description))
     if not path.is_dir():
         raise ModelError(
             f"{path} is a file, expected a folder or a GGUF file (or load_format 'dummy')"
@@ -72,6 +71,7 @@ def open_sources(
     names = {family.tensor_name(name): name for name in checkpoint}
     if description.tied_head and only_head(family, names):
         names[f"{family.embed}.weight"] = names[f"{family.head}.weight"]
+    family = family.as_stored(names)
     scheme = scheme_of(quantization, checkpoint)
 
     def name_of(name: str) -> str:
@@ -86,5 +86,5 @@ def open_sources(
         known = row.tensor in checkpoint and checkpoint.shape(row.tensor) != row.shape
         return family.stored(row, checkpoint.shape(row.tensor)) if known else row
 
-    slots = [(slot, [stored(row) for row in each]) for slot, each in rows]
+    slots = [(slot, [stored(row) for row in each]) for slot, each in family.slots(description)]
     return Sources(checkpoint, scheme, slots)

@@ -6,7 +6,9 @@ names the source tensors.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import copy
+import re
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -19,6 +21,7 @@ from turbomind.models.wrapper import Wrapper, encoders, language_tensor
 MAX_WIDTH = 1 << 20
 MAX_VOCAB = 1 << 24
 MAX_LAYERS = 4096
+_ROTATIONS = tuple(f"rotary_emb.{name}" for name in ("inv_freq", "cos_cached", "sin_cached"))
 MAX_HEAD_DIM = 1024  # as the kernels that write keys and values take
 
 
@@ -55,12 +58,15 @@ class Family:
     down: ClassVar[str] = "model.layers.{i}.mlp.down_proj"
     mlp_gate: ClassVar[str]
     sinks: ClassVar[str] = "model.layers.{i}.self_attn.sinks"
-    router: ClassVar[str] = "model.layers.{i}.mlp.gate"
+    router: str = "model.layers.{i}.mlp.gate"
     expert_gate: ClassVar[str] = "model.layers.{i}.mlp.experts.{j}.gate_proj"
     expert_up: ClassVar[str] = "model.layers.{i}.mlp.experts.{j}.up_proj"
     expert_down: ClassVar[str] = "model.layers.{i}.mlp.experts.{j}.down_proj"
-    gate_ups: ClassVar[str] = ""  # a tensor that stacks the gates and ups of all experts, and
-    downs: ClassVar[str] = ""  # one that stacks the downs, in place of the three names before
+    gate_ups: str = ""  # a tensor that stacks the gates and ups of all experts, and
+    downs: str = ""  # one that stacks the downs, in place of the three names before
+    modules: ClassVar[Mapping[str, str]] = {}
+    """Attributes of this class as transformers 5 names the tensors of its modules, which stack the
+    experts; `save_pretrained(save_original_format=False)` writes them."""
     router_norm: ClassVar[str]
     expert_scale: ClassVar[str]
     experts_norm: ClassVar[str]
@@ -86,6 +92,20 @@ class Family:
 
     def __hash__(self) -> int:
         return hash((type(self), self.architecture))
+
+    def as_stored(self, names: Collection[str | None]) -> Family:
+        """Returns this family with the names of a checkpoint's tensors.
+
+        Args:
+            names: The tensors, by `tensor_name`.
+        """
+        stacked = self.modules.get("gate_ups", "")
+        if not any(name and re.sub(r"\.\d+\.", ".{i}.", name) == stacked for name in names):
+            return self
+        family = copy.copy(self)
+        for attribute, name in self.modules.items():
+            setattr(family, attribute, name)
+        return family
 
     def text_fields(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns the fields of the language model in those of a config.json."""
@@ -343,7 +363,7 @@ class Family:
         shared = (i for i, layer in enumerate(model.layers) if layer.kv_layer >= 0)
         of_kv = {m.replace("{i}", str(i)) for i in shared for m in (self.k, self.v, self.k_norm)}
         head = model.tied_head and name == f"{self.head}.weight"
-        return name.endswith("rotary_emb.inv_freq") or head or name.rpartition(".")[0] in of_kv
+        return name.endswith(_ROTATIONS) or head or name.rpartition(".")[0] in of_kv
 
 
 def layer_windows(fields: Fields, layers: int, window: int, first: int) -> list[int]:

@@ -129,9 +129,19 @@ def test_shards_are_found_by_their_index(tmp_path: Path) -> None:
         Checkpoint(tmp_path)
 
 
-def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
+def test_the_index_decides_between_two_copies_of_a_tensor(tmp_path: Path) -> None:
+    """Whichever shard it names; without a name for it there is no answer."""
     names = list(TINY_SHAPES)
     shards(tmp_path, names[:5], names[4:])
+    index = json.loads((tmp_path / INDEX).read_text())
+    files = sorted(set(index["weight_map"].values()))
+    for file in files:
+        index["weight_map"][names[4]] = file
+        (tmp_path / INDEX).write_text(json.dumps(index))
+        found, _ = Checkpoint(tmp_path).find(names[4], TINY_SHAPES[names[4]])
+        assert found.path.name == file
+    del index["weight_map"][names[4]]
+    (tmp_path / INDEX).write_text(json.dumps(index))
     with pytest.raises(ModelError, match=f"tensor {names[4]} is in .*00001.* and in .*00002"):
         Checkpoint(tmp_path)
 
@@ -152,13 +162,48 @@ def test_a_wrong_index_is_refused(weight_map: Any, match: str, tmp_path: Path) -
         Checkpoint(tmp_path)
 
 
-def test_an_index_that_disagrees_with_its_files_is_refused(tmp_path: Path) -> None:
-    shards(tmp_path, list(TINY_SHAPES))
+def test_an_index_may_name_what_no_shard_has_and_the_model_does_not_need(
+    tmp_path: Path, open_engine: Open
+) -> None:
+    """Tools that drop a tied head or draft layers keep their names; a needed tensor is missing."""
+    names = list(TINY_SHAPES)
+    shards(tmp_path, names[:4], names[4:])
     index = json.loads((tmp_path / INDEX).read_text())
-    index["weight_map"]["model.extra"] = "model-00001-of-00001.safetensors"
+    second = "model-00002-of-00002.safetensors"
+    index["weight_map"] |= {"lm_head.weight": second, "model.mtp.fc.weight": second}
+    index["weight_map"][names[0]] = second  # it is in the first
     (tmp_path / INDEX).write_text(json.dumps(index))
-    with pytest.raises(ModelError, match=r"tensor model\.extra is not in"):
-        Checkpoint(tmp_path)
+    expected = open_engine(write_tiny(tmp_path / "plain")).logits([3, 4, 5])
+    assert (open_engine(tmp_path).logits([3, 4, 5]) == expected).all()
+    write_safetensors(tmp_path / second, {n: tiny_tensors()[n] for n in names[5:]})
+    with pytest.raises(
+        ModelError, match=f"tensor {names[4]} is missing.* index has it in {second}"
+    ):
+        open_engine(tmp_path)
+
+
+def test_weights_in_other_layouts_beside_are_not_read(tmp_path: Path, open_engine: Open) -> None:
+    folder = write_tiny(tmp_path / "both")
+    expected = open_engine(folder).logits([3, 4, 5])
+    other = {"layers.0.attention.wq.weight": np.ones((4, 4), np.float32)}
+    write_safetensors(folder / "consolidated.safetensors", other)
+    (folder / "original").mkdir()
+    write_safetensors(folder / "original" / "model.safetensors", other)
+    (folder / "params.json").write_text("{}")
+    assert (open_engine(folder).logits([3, 4, 5]) == expected).all()
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match="consolidated.safetensors has another layout"):
+        open_engine(folder)
+
+
+def test_tables_of_the_rotation_are_ignored(tmp_path: Path, open_engine: Open) -> None:
+    """Old versions of transformers stored them."""
+    expected = open_engine(write_tiny(tmp_path / "plain")).logits([3, 4, 5])
+    attention = "model.layers.0.self_attn.rotary_emb"
+    tables = {f"{attention}.{name}": np.ones((4, 4), np.float32)
+              for name in ("inv_freq", "cos_cached", "sin_cached")}  # fmt: skip
+    folder = write_tiny(tmp_path / "old", tensors=tiny_tensors() | tables)
+    assert (open_engine(folder).logits([3, 4, 5]) == expected).all()
 
 
 def test_pickles_are_never_read(tmp_path: Path) -> None:

@@ -6,6 +6,11 @@ from turbomind.models.base import MAX_LAYERS, MAX_WIDTH
 from turbomind.models.config import Fields
 from turbomind.models.description import Experts, Layer
 
+STACKED = {
+    "gate_ups": "model.layers.{i}.mlp.experts.gate_up_proj",
+    "downs": "model.layers.{i}.mlp.experts.down_proj",
+}
+"""The tensors of experts in transformers 5 (`Family.modules`)."""
 MAX_EXPERTS, MAX_TOP_K = 1024, 32  # as the kernels that route tokens take
 
 

@@ -16,6 +16,11 @@ class GraniteMoe(Granite):
     router = "model.layers.{i}.block_sparse_moe.router.layer"
     gate_ups = "model.layers.{i}.block_sparse_moe.input_linear.weight"
     downs = "model.layers.{i}.block_sparse_moe.output_linear.weight"
+    modules = {
+        "router": "model.layers.{i}.block_sparse_moe.router",
+        "gate_ups": "model.layers.{i}.block_sparse_moe.experts.gate_up_proj",
+        "downs": "model.layers.{i}.block_sparse_moe.experts.down_proj",
+    }
 
     def traits(self, fields: Fields, layer: Layer) -> Layer:
         """Reads the bias flag of attention and the multipliers."""

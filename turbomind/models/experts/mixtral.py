@@ -5,7 +5,7 @@ from dataclasses import replace
 from turbomind.models.base import layer_windows
 from turbomind.models.config import Fields
 from turbomind.models.description import Layer
-from turbomind.models.experts.fields import read_experts
+from turbomind.models.experts.fields import STACKED, read_experts
 from turbomind.models.mistral import Mistral
 from turbomind.models.rope import MAX_CONTEXT
 
@@ -25,6 +25,8 @@ class Mixtral(Mistral):
     expert_gate = "model.layers.{i}.block_sparse_moe.experts.{j}.w1"
     expert_up = "model.layers.{i}.block_sparse_moe.experts.{j}.w3"
     expert_down = "model.layers.{i}.block_sparse_moe.experts.{j}.w2"
+
+    modules = {"router": "model.layers.{i}.mlp.gate", **STACKED}
 
     def mlps(self, fields: Fields, layer: Layer, layers: int) -> list[Layer]:
         """Returns the same experts for all layers."""

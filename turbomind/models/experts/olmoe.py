@@ -5,13 +5,14 @@ from dataclasses import replace
 from turbomind.models.base import Family
 from turbomind.models.config import Fields
 from turbomind.models.description import Layer
-from turbomind.models.experts.fields import read_experts
+from turbomind.models.experts.fields import STACKED, read_experts
 
 
 class Olmoe(Family):
     """`attention_bias` puts biases on q, k, v and o."""
 
     names = {"OlmoeForCausalLM": "olmoe"}
+    modules = STACKED
     defaults = {
         "max_position_embeddings": 4096,
         "num_experts_per_tok": 8,

@@ -5,7 +5,7 @@ from dataclasses import replace
 from turbomind.models.base import MAX_WIDTH, layer_windows
 from turbomind.models.config import Fields
 from turbomind.models.description import Layer
-from turbomind.models.experts.fields import read_experts, sparse_layers
+from turbomind.models.experts.fields import STACKED, read_experts, sparse_layers
 from turbomind.models.qwen2 import Qwen2
 from turbomind.models.rope import MAX_CONTEXT
 
@@ -14,6 +14,7 @@ class Qwen2Moe(Qwen2):
     """`qkv_bias` puts biases on q, k and v; a gate scales the shared expert."""
 
     names = {"Qwen2MoeForCausalLM": "qwen2_moe"}
+    modules = STACKED
     defaults = {
         "max_position_embeddings": 32768,
         "num_key_value_heads": 16,

@@ -5,7 +5,7 @@ from dataclasses import replace
 from turbomind.models.base import layer_windows
 from turbomind.models.config import Fields
 from turbomind.models.description import Layer
-from turbomind.models.experts.fields import read_experts, sparse_layers
+from turbomind.models.experts.fields import STACKED, read_experts, sparse_layers
 from turbomind.models.qwen3 import Qwen3
 from turbomind.models.rope import MAX_CONTEXT
 
@@ -14,6 +14,7 @@ class Qwen3Moe(Qwen3):
     """Experts in each `decoder_sparse_step`-th layer but those of `mlp_only_layers`."""
 
     names = {"Qwen3MoeForCausalLM": "qwen3_moe"}
+    modules = STACKED
     defaults = {
         "max_position_embeddings": 32768,
         "num_key_value_heads": 4,

@@ -14,6 +14,7 @@ class Qwen3VLMoe(Qwen3Moe):
     """Tensors stack the experts, on hubs transposed."""
 
     names = {}
+    modules = {}
     wrappers = {
         "Qwen3VLMoeForConditionalGeneration": Wrapper(
             "qwen3_vl_moe",
