@@ -174,7 +174,7 @@ class ChatTemplate:
 
     def _render(self, names: dict[str, Any]) -> str:
         pieces, size = [], 0
-        with metered(self.limits) as meter:
+        with metered(self.limits.of(len(names["messages"]))) as meter:
             for piece in self._template.generate(names):
                 size += len(piece)
                 meter.printed(size)

@@ -17,7 +17,7 @@ import threading
 import time
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, MappingView
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jinja2.exceptions
@@ -39,12 +39,26 @@ class Limits:
 
     `seconds` of processor time of its thread; `memory` in bytes, of all it ever made;
     `value` in bytes, of one string or nested list when printed; `output` in characters.
+    Each message adds `message_seconds`, up to `most_seconds` in all, and `message_memory`: some
+    templates look back over all messages for each of them.
     """
 
     seconds: float = 2.0
     memory: int = 256 * _MIB
     value: int = 16 * _MIB
     output: int = 16 * _MIB
+    message_seconds: float = 0.01
+    message_memory: int = _MIB // 8
+    most_seconds: float = 30.0
+
+    def of(self, messages: int) -> Limits:
+        """Returns the limits of a rendering of this many messages."""
+        grown = min(self.seconds + messages * self.message_seconds, self.most_seconds)
+        return replace(
+            self,
+            seconds=max(self.seconds, grown),
+            memory=self.memory + messages * self.message_memory,
+        )
 
 
 class LimitExceeded(Exception):
@@ -83,7 +97,7 @@ class Meter:
 
     def _check_time(self) -> None:
         if time.thread_time() > self._until:
-            raise LimitExceeded(f"over {self.limits.seconds} seconds")
+            raise LimitExceeded(f"over {self.limits.seconds:g} seconds")
 
 
 class _Active(threading.local):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from dataclasses import replace
 
 import jinja2.sandbox
 import pytest
@@ -240,6 +241,18 @@ def test_memory_and_processor_time_stay_bounded(hosted):
 def test_the_error_names_the_limit(source, limits, words):
     with pytest.raises(InvalidRequest, match=words):
         ChatTemplate(source, limits=limits).render([])
+
+
+def test_limits_grow_with_the_messages():
+    """Some templates look back over all messages for each of them, as Gemma 4's does."""
+    limits = Limits(seconds=2.0, memory=1 << 20, message_memory=1 << 18)
+    assert [limits.of(n).seconds for n in (0, 1000, 10**9)] == [2.0, 12.0, limits.most_seconds]
+    assert Limits(seconds=100).of(10**6).seconds == 100  # what a caller allows is not lowered
+    source = "{% for m in messages %}{% set x = 'x' * 200000 %}{% endfor %}{{ messages | length }}"
+    messages = [{"role": "user", "content": ""}] * 40
+    assert ChatTemplate(source, limits=limits).render(messages) == "40"
+    with pytest.raises(InvalidRequest, match="over 1048576 bytes of memory"):
+        ChatTemplate(source, limits=replace(limits, message_memory=0)).render(messages)
 
 
 def test_a_template_is_usable_after_a_refusal():
