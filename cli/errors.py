@@ -7,6 +7,7 @@ import os
 import sys
 
 from turbomind.errors import Error, InvalidRequest, ModelError, NotFound
+from turbomind.shown import printable
 
 FAILED = 1
 REFUSED = 2
@@ -61,5 +62,10 @@ def drop_output() -> None:
 
 
 def note(text: object) -> None:
-    """Prints a line for the user on stderr."""
-    print(f"lmchat: {text}", file=sys.stderr, flush=True)
+    """Prints a line for the user on stderr.
+
+    What a file, a template or a server has put into a message does not reach the terminal as an
+    escape sequence.
+    """
+    lines = [printable(line) for line in str(text).expandtabs().split("\n")]
+    print("lmchat: " + "\n".join(lines), file=sys.stderr, flush=True)

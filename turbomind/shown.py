@@ -51,3 +51,16 @@ def shown(value: object) -> str:
 def cut(text: str, most: int = MOST) -> str:
     """Returns the text, cut to `most` characters."""
     return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def printable(text: str) -> str:
+    """Returns the text with escapes in place of characters that a terminal does not print.
+
+    A name from a file may hold escape sequences, which move a terminal's cursor or set its title.
+    """
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def shown_name(name: str) -> str:
+    """Returns a name from a file for a message: printable, and cut to MOST characters."""
+    return printable(cut(name))

@@ -18,6 +18,7 @@ from lmchat import __version__ as lmchat_version
 from lmchat.cli import facts, support_table
 from lmchat.cli.app import app
 from lmchat.cli.bench import turns_bench
+from lmchat.cli.errors import note
 from turbomind import Engine
 from turbomind.loading.loader import describe
 
@@ -125,6 +126,12 @@ def test_the_help_of_chat_explains_exit_codes_and_json():
     assert codes == ["0", "1", "2", "130", "141"]
     for name in ("token_ids", "finish_reason", "usage", "timings", "error"):
         assert name in text
+
+
+def test_a_message_reaches_the_terminal_without_escape_sequences(capsys):
+    note("no \x1b[2J\x1b]0;title\x07 name and\n\u4f60\u597d \u202e")
+    printed = capsys.readouterr().err
+    assert printed == "lmchat: no \\x1b[2J\\x1b]0;title\\x07 name and\n\u4f60\u597d \\u202e\n"
 
 
 def test_help_and_version_are_printed():

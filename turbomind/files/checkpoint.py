@@ -10,13 +10,15 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from turbomind.errors import ModelError
-from turbomind.files.weight_file import Tensor, WeightFile
+from turbomind.files.weight_file import MAX_TENSORS, Tensor, WeightFile
 from turbomind.models.config import read_json
+from turbomind.shown import shown, shown_name
 
 # Formats a weight can be read from: name in the file -> (name in the core, bytes per element).
 DTYPES = {"BF16": ("bfloat16", 2), "F16": ("float16", 2), "F32": ("float32", 4)}
@@ -27,6 +29,7 @@ OTHER_BITS = {
     "F6_E3M2": 6,
 }  # fmt: skip
 
+MAX_DIMS = 64  # sizes of a shape
 MAX_HEADER = 100_000_000  # bytes; the limit of the format
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -54,7 +57,7 @@ class SafetensorsFile(WeightFile):
             )
         raw = self.read(8, 8 + length)
         try:
-            header = json.loads(raw)
+            header = json.loads(raw, object_pairs_hook=self._once)
         except (ValueError, RecursionError) as error:
             raise ModelError(f"{self.path}: header is not valid JSON: {error}") from error
         if not isinstance(header, dict):
@@ -62,11 +65,24 @@ class SafetensorsFile(WeightFile):
                 f"{self.path}: header is a {type(header).__name__}, expected an object"
             )
         header.pop("__metadata__", None)
+        if len(header) > MAX_TENSORS:
+            raise ModelError(f"{self.path}: {len(header)} tensors, expected at most {MAX_TENSORS}")
         tensors = {name: self._tensor(name, entry, 8 + length) for name, entry in header.items()}
         self.check_layout(tensors.values())
         return raw, tensors
 
+    def _once(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        """Returns an object of the header. The format forbids a name twice."""
+        values = dict(pairs)
+        if len(values) < len(pairs):
+            ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
+            raise ModelError(
+                f"{self.path}: the header has {shown_name(twice)} twice, expected it once"
+            )
+        return values
+
     def _tensor(self, name: str, entry: Any, start: int) -> Tensor:
+        self.check_name("the name of tensor", name)
         where = f"{self.path}: tensor {name}"
         if not isinstance(entry, dict):
             raise ModelError(f"{where}: header entry is {entry!r}, expected an object")
@@ -75,21 +91,24 @@ class SafetensorsFile(WeightFile):
         offsets: Any = entry.get("data_offsets")
         if not isinstance(dtype, str) or (dtype not in DTYPES and dtype not in OTHER_BITS):
             raise ModelError(f"{where}: dtype is {dtype!r}, expected one of {', '.join(DTYPES)}")
-        if not _naturals(shape):
-            raise ModelError(f"{where}: shape is {shape!r}, expected a list of sizes")
+        if not _naturals(shape) or len(shape) > MAX_DIMS:
+            raise ModelError(
+                f"{where}: shape is {shown(shape)}, expected a list of at most {MAX_DIMS} sizes"
+            )
         if not _naturals(offsets) or len(offsets) != 2:
-            raise ModelError(f"{where}: data_offsets is {offsets!r}, expected [begin, end]")
+            raise ModelError(f"{where}: data_offsets is {shown(offsets)}, expected [begin, end]")
         begin, end = start + offsets[0], start + offsets[1]
         if not start <= begin <= end <= self.size:
             raise ModelError(
-                f"{where}: data_offsets is {offsets}, expected inside the file's "
+                f"{where}: data_offsets is {shown(offsets)}, expected inside the file's "
                 f"{self.size - start} bytes of data; the file is truncated or damaged"
             )
         bits = DTYPES[dtype][1] * 8 if dtype in DTYPES else OTHER_BITS[dtype]
-        expected = math.ceil(math.prod(shape) * bits / 8)
+        expected = -(-math.prod(shape) * bits // 8)
         if end - begin != expected:
             raise ModelError(
-                f"{where}: {end - begin} bytes, expected {expected} for {dtype} {shape}"
+                f"{where}: {end - begin} bytes, expected {shown(expected)} for {dtype} "
+                f"{shown(shape)}"
             )
         return Tensor(name, dtype, tuple(shape), begin, end)
 

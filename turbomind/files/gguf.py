@@ -21,11 +21,13 @@ import numpy as np
 
 from turbomind.errors import ModelError
 from turbomind.files.checkpoint import DTYPES
-from turbomind.files.weight_file import Tensor, WeightFile
+from turbomind.files.weight_file import MAX_TENSORS, Tensor, WeightFile
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)  # 1 has counts of 32 bits
 MAX_DIMS = 4
+MAX_STRING = 64 << 20  # bytes; a chat template, or a tokenizer.json, is the longest
+MAX_ITEMS = 4 << 20  # of an array; the largest vocabularies have 256 Ki tokens
 READ = 1 << 20  # bytes of one read of the header
 
 # Types of tensors: number in the file -> (name, elements of a block, bytes of a block).
@@ -105,8 +107,15 @@ class _Header:
             )
         return value
 
+    def length(self, what: str) -> int:
+        """Returns the length of a string."""
+        value: int = self.number("<Q", f"the length of {what}")
+        if value > MAX_STRING:
+            raise self.error(f"{what} has {value} bytes, expected at most {MAX_STRING}")
+        return value
+
     def text(self, what: str) -> str:
-        data = self.take(self.number("<Q", f"the length of {what}"), what)
+        data = self.take(self.length(what), what)
         try:
             return data.decode()
         except UnicodeDecodeError as error:
@@ -136,6 +145,9 @@ class GgufFile(WeightFile):
             raise header.error(f"GGUF version is {version}, expected 2 or 3{big}")
         tensors = header.count("tensors", 24)
         entries = header.count("metadata entries", 13)
+        for what, count in (("tensors", tensors), ("metadata entries", entries)):
+            if count > MAX_TENSORS:
+                raise header.error(f"{count} {what}, expected at most {MAX_TENSORS}")
         self.metadata: dict[str, Any] = {}
         self._spans: dict[str, tuple[int, int]] = {}
         for _ in range(entries):
@@ -180,6 +192,7 @@ class GgufFile(WeightFile):
 
     def _read_entry(self, header: _Header) -> None:
         key = header.text("a metadata key")
+        self.check_name("the metadata key", key)
         if key in self.metadata:
             raise header.error(f"metadata {key} is there twice, expected once")
         begin = header.at
@@ -201,10 +214,12 @@ class GgufFile(WeightFile):
             raise header.error(f"{key} is an array of type {kind}, expected numbers or strings")
         size = 8 if kind == _STRING else struct.calcsize(_SCALARS[kind][1])
         count = header.count(f"values of {key}", size)
+        if count > MAX_ITEMS:
+            raise header.error(f"{key} has {count} values, expected at most {MAX_ITEMS}")
         begin = header.at
         if kind == _STRING:
             for _ in range(count):
-                header.skip(header.number("<Q", f"the length of {key}"), key)
+                header.skip(header.length(f"a string of {key}"), key)
         else:
             header.skip(count * size, key)
         return Array(kind, count, begin, header.at)
@@ -228,6 +243,7 @@ class GgufFile(WeightFile):
     def _read_tensor(self, header: _Header) -> Tensor:
         """Returns a tensor whose place is relative to the start of the data."""
         name = header.text("the name of a tensor")
+        self.check_name("the name of tensor", name)
         what = f"tensor {name}"
         dims = header.number("<I", what)
         if not 1 <= dims <= MAX_DIMS:

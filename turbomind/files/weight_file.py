@@ -15,7 +15,10 @@ from pathlib import Path
 
 import turbomind._C as _C
 from turbomind.errors import ModelError
+from turbomind.shown import shown_name
 
+MAX_NAME = 4096  # characters of the name of a tensor or of an entry
+MAX_TENSORS = 100_000  # of a file
 SAMPLE = 4096  # bytes of one sampled block of a tensor
 
 
@@ -72,6 +75,14 @@ class WeightFile:
             parts.append(part)
             begin += len(part)
         return b"".join(parts)
+
+    def check_name(self, what: str, name: str) -> None:
+        """Raises ModelError for a name that cannot be printed as it is, or is very long."""
+        if len(name) > MAX_NAME or not name.isprintable():
+            raise ModelError(
+                f"{self.path}: {what} {shown_name(name)} has {len(name)} characters, expected at "
+                f"most {MAX_NAME}, all of them printable"
+            )
 
     def check_layout(self, tensors: Iterable[Tensor]) -> None:
         """Raises ModelError where two tensors overlap."""

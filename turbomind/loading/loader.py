@@ -24,6 +24,7 @@ from turbomind.loading.sources import Sources, open_sources
 from turbomind.models import Description, Family, family_of
 from turbomind.models.config import read_json, token_id_list
 from turbomind.quant.schemes import scheme_of
+from turbomind.shown import shown_name
 from turbomind.tile_orders import tile_order
 
 WEIGHT_DTYPES = ("bfloat16", "float16", "float32")
@@ -340,7 +341,7 @@ def float16_note(info: ModelInfo, isa: str) -> str:
 
 def unknown_fields_note(info: ModelInfo) -> str:
     """Returns a sentence about fields of the config that are ignored."""
-    names = ", ".join(info.unknown_fields)
+    names = ", ".join(map(shown_name, info.unknown_fields))
     where = "" if info.gguf else ": config.json"
     return f"{info.path}{where} has fields that no known model reads, ignored: {names}"
 

@@ -7,6 +7,7 @@ merges are not in the file: a pair merges when its text is a piece, pieces of hi
 
 from __future__ import annotations
 
+import bisect
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -125,9 +126,14 @@ def _bpe(model: Model) -> models.BPE:
         for text, score, kind in model.pieces
         if kind == _NORMAL or (kind == _USER_DEFINED and _SPACE in text)
     }
+    lengths = sorted({len(text) for text in normal})
+    known = set(lengths)
     merges = []
     for text, score in normal.items():
-        for cut in range(1, len(text)):
+        # Both parts are pieces, so a piece of 300,000 characters is cut at few places.
+        for cut in lengths[: bisect.bisect_left(lengths, len(text))]:
+            if len(text) - cut not in known:
+                continue
             left, right = text[:cut], text[cut:]
             if left in normal and right in normal:
                 merges.append((-score, vocab[text], vocab[left], left, right))

@@ -293,6 +293,17 @@ def test_wrong_metadata_are_refused_by_name(changes, match, tmp_path):
         read_tokenizer(opened(tmp_path, small(**changes)))
 
 
+def test_a_very_long_token_is_cut_where_both_parts_are_pieces(tmp_path):
+    """A reader that tries all cuts takes a minute for 300,000 characters."""
+    texts = ["<unk>", "a", "ab", "b", "ab" * 150_000, "abab"]
+    pieces = [(text, -float(i), NORMAL if i else UNKNOWN) for i, text in enumerate(texts)]
+    metadata = gguf_files.sentencepiece(pieces) | {
+        "tokenizer.ggml.add_space_prefix": False, "tokenizer.ggml.add_bos_token": False,
+    }  # fmt: skip
+    tokenizer = read_tokenizer(opened(tmp_path, metadata))
+    assert tokenizer.encode("ababb") == [5, 3]
+
+
 @pytest.mark.parametrize("index", [0xFFFFFFFF, 3, 1 << 31])
 def test_an_id_without_a_token_is_not_set(index, tmp_path):
     names = ("bos", "eos", "unknown", "seperator", "padding", "cls", "mask")

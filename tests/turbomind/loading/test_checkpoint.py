@@ -63,6 +63,9 @@ def entry(**changes: Any) -> dict[str, Any]:
         ({NORM: entry(data_offsets=[0, 64])}, r"64 bytes, expected 128 for F32 \[32\]"),
         ({NORM: entry(shape=[1 << 40, 1 << 40])}, "128 bytes, expected"),
         ({NORM: entry(data_offsets=[0, 128])}, "overlap"),
+        ({NORM: entry(shape=[1 << 60] * 60)}, "128 bytes, expected an integer of"),
+        ({NORM: entry(shape=[1] * 65)}, "expected a list of at most 64 sizes"),
+        ({f"{NORM}\x1b]0;x\x07": entry()}, r"norm.weight\\x1b\]0;x\\x07 has .* printable"),
     ],
 )
 def test_wrong_headers_are_refused_by_name(
@@ -88,12 +91,23 @@ def test_wrong_headers_are_refused_by_name(
         (struct.pack("<Q", 2) + b"[]", "header is a list"),
         (struct.pack("<Q", 100_000) + b"[" * 100_000, "not valid JSON"),
         (b"PK\x03\x04 a zip archive, as pickles come", "truncated or not safetensors"),
+        (struct.pack("<Q", 15) + b'{"a":1,"b":2,"a":1}'[:15], "not valid JSON"),
+        (struct.pack("<Q", 19) + b'{"a":1,"b":2,"a":1}', "the header has a twice"),
     ],
 )
 def test_other_files_are_refused(data: bytes, match: str, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(data)
     with pytest.raises(ModelError, match=match):
+        SafetensorsFile(path)
+
+
+def test_so_many_tensors_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    names = (f'"{i}":0' for i in range(100_001))
+    header = f"{{{','.join(names)}}}".encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header)
+    with pytest.raises(ModelError, match="100001 tensors, expected at most 100000"):
         SafetensorsFile(path)
 
 

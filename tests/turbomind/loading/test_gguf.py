@@ -440,13 +440,24 @@ BIG = 1 << 62
         (header(version=3 << 24), "expected 2 or 3 of little endian"),
         (header(tensors=BIG), f"{BIG} tensors at byte 16, expected at most 0"),
         (header(entries=BIG), f"{BIG} metadata entries at byte 24, expected at most 0"),
-        (header(0, 1, struct.pack("<Q", BIG) + bytes(20)), f"a metadata key takes {BIG} bytes"),
+        (header(0, 1, struct.pack("<Q", BIG) + bytes(20)), f"a metadata key has {BIG} bytes"),
         (header(0, 1, entry(8, struct.pack("<Q", 99))), "key takes 99 bytes at byte"),
         (header(0, 1, entry(13, bytes(8))), "key has type 13, expected a type of GGUF"),
         (header(0, 1, entry(4, b"ab")), "key takes 4 bytes at byte"),
         (header(0, 1, entry(9, struct.pack("<IQ", 9, 0))), "key is an array of type 9"),
         (header(0, 1, entry(9, struct.pack("<IQ", 4, BIG))), f"{BIG} values of key"),
-        (header(0, 1, entry(9, struct.pack("<IQQ", 8, 1, BIG))), f"key takes {BIG} bytes"),
+        (header(0, 1, entry(9, struct.pack("<IQQ", 8, 1, BIG))), f"of key has {BIG} bytes"),
+        (
+            header(0, 1, entry(9, struct.pack("<IQ", 8, 5 << 20)) + bytes(40 << 20)),
+            f"key has {5 << 20} values, expected at most",
+        ),
+        (header(0, 200_000) + bytes(13 * 200_000), "200000 metadata entries, expected at most 1"),
+        (header(200_000) + bytes(24 * 200_000), "200000 tensors, expected at most 100000"),
+        (
+            header(0, 1, entry(4, b"abcd", "k\x1b[2J")),
+            r"key k\\x1b\[2J has 5 characters, .* printable",
+        ),
+        (header(0, 1, entry(4, b"abcd", "k" * 5000)), "has 5000 characters, expected at most 4096"),
         (header(0, 2, 2 * entry(0, b"x")), "metadata key is there twice"),
         (header(0, 1, entry(8, struct.pack("<Q", 1) + b"\xff")), "key is .*expected UTF-8"),
         (header(1, 0, tensor() + bytes(40)), r"tensor t is at bytes 96 to 128, expected .* 96 on"),
@@ -470,6 +481,7 @@ def test_counts_offsets_and_lengths_that_lie_are_refused(
     with pytest.raises(ModelError, match=match) as caught:
         GgufFile(path)
     assert str(path) in str(caught.value)
+    assert str(caught.value).isprintable()
 
 
 def test_tensors_that_overlap_are_refused(tmp_path: Path) -> None:
