@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -67,8 +68,9 @@ def command(
 ) -> None:
     """Show this machine and the memory and chat template of a model.
 
-    Reads configuration files; of weights at most the head, where one is stored though the
-    configuration says that it is the embedding. A chat template of the class "append" only adds to
+    Reads configuration files and the headers of weights, and refuses what loading refuses; of
+    weights at most the head, where one is stored though the configuration says that it is the
+    embedding. A chat template of the class "append" only adds to
     a conversation, "trim" also changes white space at the ends of replies, "rewrite" changes
     earlier turns. The history rule is then "append" (earlier turns stay as they were) or "template"
     (they are rendered again, and what changed is computed again).
@@ -117,13 +119,14 @@ def on_its_device(
         The description, and the reason why the GPU cannot run the model, None without one. Where
         the device was chosen automatically, the description is then that of the CPU.
     """
-    info = described(model, options, weights=False)
+    local = Path(model).exists()  # of a hub name nothing is downloaded but the configuration
+    info = described(model, options, weights=local)
     gpus = gpu_options(options["device"], dtype=options["dtype"], tp=options.get("tp"))
     fault = model_fault(info, gpus) if gpus else ""
     if not fault:
         return info, None
     if is_automatic(options["device"]):
-        info = described(model, options | {"device": "cpu"}, weights=False)
+        info = described(model, options | {"device": "cpu"}, weights=local)
     return info, f"{device_name(gpus)}: {fault}"
 
 

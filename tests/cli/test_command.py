@@ -12,6 +12,7 @@ import pytest
 import typer
 from assets import ROOT, asset
 from chat_models import CHATML, chat_model
+from checkpoints import tiny_tensors, write_tiny
 from command import lmchat
 
 from lmchat import __version__ as lmchat_version
@@ -19,7 +20,7 @@ from lmchat.cli import facts, support_table
 from lmchat.cli.app import app
 from lmchat.cli.bench import turns_bench
 from lmchat.cli.errors import note
-from turbomind import Engine
+from turbomind import Engine, ModelError
 from turbomind.loading.loader import describe
 
 
@@ -132,6 +133,25 @@ def test_a_message_reaches_the_terminal_without_escape_sequences(capsys):
     note("no \x1b[2J\x1b]0;title\x07 name and\n\u4f60\u597d \u202e")
     printed = capsys.readouterr().err
     assert printed == "lmchat: no \\x1b[2J\\x1b]0;title\\x07 name and\n\u4f60\u597d \\u202e\n"
+
+
+def test_info_refuses_what_loading_refuses_in_the_same_words(tmp_path):
+    """A tensor that is missing, one too many, a wrong shape."""
+    whole = tiny_tensors()
+    norm = "model.norm.weight"
+    damaged = (
+        ({n: t for n, t in whole.items() if n != norm}, f"tensor {norm} is missing"),
+        (whole | {"model.extra": whole[norm]}, "no use for: model.extra"),
+        (whole | {norm: whole[norm][:-1]}, f"tensor {norm} has shape (31,), expected (32,)"),
+    )
+    for i, (tensors, words) in enumerate(damaged):
+        folder = write_tiny(tmp_path / str(i), tensors=tensors)
+        done = lmchat("info", str(folder))
+        told = done.stderr
+        assert (done.returncode, words in told) == (2, True)
+        with pytest.raises(ModelError) as refusal:
+            Engine(folder)
+        assert told == f"lmchat: {refusal.value}\n"
 
 
 def test_help_and_version_are_printed():

@@ -168,7 +168,8 @@ def describe(
             for float16 weights; on a `gpu` that of the weights.
         rope_length: Tokens that a rope scaling which depends on a length is computed for.
         revision: Branch, tag or commit of a hub name.
-        weights: Downloads the weights of a hub name too.
+        weights: Downloads the weights of a hub name too, and checks the names, shapes and types of
+            all tensors. Without it weights that are there count only where their types matter.
         gpu: The model will run on a GPU.
         quantize: Formats that matrices are quantized to while they are loaded.
         tp: Ranks that the model is cut over, on the CPU.
@@ -185,7 +186,8 @@ def describe(
     _check_choice("kv_dtype", kv_dtype, ("auto", *KV_BYTES))
     if kv_dtype == "auto":
         kv_dtype = dtype if gpu or dtype == "float32" else "bfloat16"
-    formats = _stored_formats(path, source, dtype)
+    sources = _stored_weights(path, source) if weights else None
+    formats = _stored_formats(path, source, dtype, sources)
     if quantize is not None:
         chosen = quantize.formats(source.description.to_core(dtype, kv_dtype, ""))
         _check_quantize(quantize, chosen, formats, path)
@@ -312,15 +314,31 @@ def _with_stored_head(path: Path, source: _Source, weights: bool) -> tuple[_Sour
     return replace(source, description=description), f"{path}: {note}"
 
 
-def _stored_formats(path: Path, source: _Source, dtype: str) -> dict[str, str]:
+def _stored_weights(path: Path, source: _Source) -> Sources | None:
+    """Returns the weights of a model, which fill all slots; None where only the config is there."""
+    if source.gguf is None and not any(path.glob("*.safetensors")):
+        return None
+    sources = open_sources(
+        path, source.family, source.description, source.gguf, source.quantization
+    )
+    _check_tensors(path, source.family, source.description, source.gguf, sources)
+    return sources
+
+
+def _stored_formats(
+    path: Path, source: _Source, dtype: str, sources: Sources | None
+) -> dict[str, str]:
     """Returns the format of each slot whose matrix is stored as codes."""
-    quantization = source.quantization
-    if source.gguf is None and quantization is None:
+    if source.gguf is None and source.quantization is None:
         return {}
+    if sources is not None:
+        return sources.scheme.formats(sources.slots, dtype)
     if source.gguf is None and not any(path.glob("*.safetensors")):
         slots = list(source.family.slots(source.description))
-        return scheme_of(quantization, None).formats(slots, dtype)
-    sources = open_sources(path, source.family, source.description, source.gguf, quantization)
+        return scheme_of(source.quantization, None).formats(slots, dtype)
+    sources = open_sources(
+        path, source.family, source.description, source.gguf, source.quantization
+    )
     return sources.scheme.formats(sources.slots, dtype)
 
 
@@ -420,7 +438,7 @@ def load(
         builder.fill_dummy(seed)
         return builder.finish(False)
     sources = open_sources(info.path, info.family, info.description, info.gguf, info.quantization)
-    _check_unused(info, sources)
+    _check_tensors(info.path, info.family, info.description, info.gguf, sources)
     checkpoint = sources.checkpoint
     if digests is None:
         weights = checkpoint.digest()
@@ -432,25 +450,32 @@ def load(
     return builder.finish(True)
 
 
-def _check_unused(info: ModelInfo, sources: Sources) -> None:
+def _check_tensors(
+    path: Path,
+    family: Family,
+    description: Description,
+    gguf: GgufFile | None,
+    sources: Sources,
+) -> None:
+    """Raises ModelError where a slot's tensor is missing, misshapen or of a type that is not read,
+    or a tensor has no slot."""
     used = {
         tensor.name
         for _, rows in sources.slots
         for row in rows
         for _, tensor in sources.scheme.places(row)
     }
-    if info.gguf is not None:
-        used |= gguf_tensors.unneeded(info.gguf, info.description)
-    family = info.family
+    if gguf is not None:
+        used |= gguf_tensors.unneeded(gguf, description)
     others = ((name, family.tensor_name(name)) for name in sources.checkpoint if name not in used)
     extra = sorted(
         name
         for name, ours in others
-        if ours is not None and not family.ignored_tensor(ours, info.description)
+        if ours is not None and not family.ignored_tensor(ours, description)
     )
     extra = sources.scheme.unused(extra)
     if extra:
         raise ModelError(
-            f"{info.path}: {len(extra)} tensors that {info.description.architecture} has no use "
+            f"{path}: {len(extra)} tensors that {description.architecture} has no use "
             f"for: {', '.join(extra[:8])}; expected none"
         )

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 
+from turbomind.files.checkpoint import DTYPES
 from turbomind.files.gguf import BLOCK_BYTES
 from turbomind.files.weight_file import Tensor, WeightFile
 from turbomind.models import Rows
+from turbomind.models.description import ZEROS
 from turbomind.quant.codes import CodeKind, Codes
 from turbomind.quant.gguf_blocks import KINDS, MXFP4, read_blocks, read_mxfp4
 from turbomind.quant.mxfp4 import widened
 from turbomind.quant.scheme import Array, Scheme
+
+READ = (*DTYPES, MXFP4, *KINDS)
+"""Types of matrices that are read."""
 
 
 class GgufScheme(Scheme):
@@ -24,9 +29,10 @@ class GgufScheme(Scheme):
 
     def places(self, row: Rows) -> list[tuple[WeightFile, Tensor]]:
         """Returns the tensor that rows are read from."""
-        if self.kind(row) is None and not self.widens(row):
-            return super().places(row)
-        return [self.checkpoint.find(row.tensor, row.shape, (*KINDS, MXFP4))]
+        if row.tensor == ZEROS:
+            return []
+        types = READ if len(row.part) == 2 else DTYPES
+        return [self.checkpoint.find(row.tensor, row.shape, types)]
 
     def codes(self, row: Rows) -> Codes:
         """Reads the rows of a tensor of blocks."""

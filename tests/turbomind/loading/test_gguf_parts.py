@@ -7,16 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
 import gguf_files
 import numpy as np
 import pytest
-from checkpoints import SMALL, Zoo, prompt, reference_logits, write_tiny
+from checkpoints import SMALL, TINY_SHAPES, Zoo, prompt, reference_logits, write_tiny
 
 import turbomind
 from turbomind import ModelError
 from turbomind.loading.loader import describe
 
 Open = Callable[..., turbomind.Engine]
+F32 = gguf.GGMLQuantizationType.F32
 
 
 @pytest.mark.parametrize(
@@ -107,6 +109,39 @@ def test_layers_that_draft_are_skipped_and_reported(tmp_path: Path, open_engine:
     assert describe(plain).draft_layers == 0
     with pytest.raises(ModelError, match="nextn_predict_layers is 9, expected fewer than the"):
         describe(written(tmp_path, "many", changes={**keys, "llama.nextn_predict_layers": 9}))
+
+
+@pytest.mark.parametrize("kind", ["IQ4_XS", "IQ3_S", "Q2_K", "Q3_K", "TQ1_0"])
+def test_types_that_are_not_read_are_refused_before_memory_is_estimated(
+    kind: str, zoo: Zoo, tmp_path: Path
+) -> None:
+    """As if the type were the weights', a file of 7 GB was said to need 25 GB of memory."""
+    number = gguf.GGMLQuantizationType[kind]
+    size = gguf.GGML_QUANT_SIZES[number][1]
+    path = tmp_path / "model.gguf"
+    wide = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 128}
+    folder = write_tiny(tmp_path / "tiny", wide, wide_tensors())
+    name = "blk.0.ffn_down.weight"
+
+    def blocks(values: np.ndarray, chosen: object) -> np.ndarray:
+        return np.zeros((256, size), np.uint8)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf_files, "blocks", blocks)
+        gguf_files.write_gguf(folder, path, lambda each: number if each == name else F32)
+    words = f"tensor {name} has dtype {kind}, expected one of BF16, F16, F32, MXFP4, Q8_0, Q4_0"
+    for look in (describe, turbomind.Engine):
+        with pytest.raises(ModelError, match=words):
+            look(path)
+
+
+def wide_tensors() -> dict[str, np.ndarray]:
+    """The TINY model's tensors with 256 columns."""
+    shapes = {
+        name: tuple({32: 256, 48: 256, 16: 128}.get(size, size) for size in shape)
+        for name, shape in TINY_SHAPES.items()
+    }
+    return {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
 
 
 def test_other_tensors_are_still_refused(tmp_path: Path, open_engine: Open) -> None:
