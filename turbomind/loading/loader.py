@@ -444,7 +444,8 @@ def load(
         weights = checkpoint.digest()
     else:
         weights = full_digest([(file.path, file.stat) for file in checkpoint.files], digests)
-    core = info.to_core(fingerprint(info, weights))
+    rows = (row for _, each in sources.slots for row in each)
+    core = info.to_core(fingerprint(info, weights + sources.scheme.correction(rows)))
     builder = _C.DecoderBuilder(core, isa, threads, gpus, tile_order(isa), info.tp)
     sources.pack(builder)
     return builder.finish(True)

@@ -1,14 +1,15 @@
 """GPTQ checkpoints of 4 and 8 bits.
 
 A word of `qweight` [in * bits / 32, out] holds inputs, one of `qzeros` [groups, out * bits / 32]
-outputs. value = (code - zero) * scale. `gptq` stores zero - 1, `gptq_v2` the zero itself; newer
-tools write the latter under the former name, so of symmetric checkpoints the stored value decides.
+outputs. value = (code - zero) * scale. `gptq` stores words of zeros from which 1 is subtracted in
+each field, modulo 2^32: a zero of 0 borrows from the next field. `gptq_v2` stores the zeros; newer
+tools do so under the former name, so of symmetric checkpoints the stored value decides.
 With `desc_act` the columns of a group are anywhere: `g_idx` has the group of each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,11 @@ from turbomind.quant.codes import Bytes, CodeKind, Codes
 from turbomind.quant.modules import ModuleScheme, Shapes
 from turbomind.quant.packed import (
     SCALES,
+    Array,
     check_group_size,
     column_order,
     groups_of,
+    read_array,
     repeated,
     scale_kind,
     unpack,
@@ -84,7 +87,7 @@ class Gptq(ModuleScheme):
         module = row.tensor.removesuffix(".weight")
         rows = slice(row.begin, row.begin + row.count)
         codes = unpack(np.ascontiguousarray(parts["qweight"].T[rows]), self.bits)
-        zeros = self._zeros(unpack(parts["qzeros"], self.bits), f"{module}.qzeros").T[rows]
+        zeros = self._zeros(parts["qzeros"], f"{module}.qzeros").T[rows]
         scales = repeated(parts["scales"].T[rows], columns, self.group_size)
         order = self._order(parts["g_idx"], f"{module}.g_idx")
         if order is not None:
@@ -92,22 +95,31 @@ class Gptq(ModuleScheme):
         offsets = None if self.symmetric else repeated(zeros, columns, self.group_size)
         return Codes(codes, scales, offsets, columns=order)
 
-    def _zeros(self, stored: Bytes, name: str) -> Bytes:
-        """Returns the zero points of the stored values."""
+    def correction(self, rows: Iterable[Rows]) -> str:
+        """Returns "zeros" if a zero point is 0: earlier versions read it and the next one wrong."""
+        if self.symmetric or self.is_v2:
+            return ""
+        modules = {row.tensor.removesuffix(".weight"): row for row in rows if self.kind(row)}
+        for module, row in modules.items():
+            words = read_array(self.checkpoint, f"{module}.qzeros", *self.shapes(row)["qzeros"])
+            if (unpack(words, self.bits) == (1 << self.bits) - 1).any():
+                return "zeros"
+        return ""
+
+    def _zeros(self, words: Array, name: str) -> Bytes:
+        """Returns the zero points of the stored words."""
         middle = 1 << (self.bits - 1)
         if self.symmetric:
+            stored = unpack(words, self.bits)
             if not np.isin(stored, (middle - 1, middle)).all() or np.ptp(stored):
                 raise ModelError(
                     f"tensor {name} has values from {stored.min()} to {stored.max()}, expected "
                     f"{middle - 1} or {middle} alone in a symmetric checkpoint"
                 )
             return stored
-        if self.is_v2:
-            return stored
-        if stored.max() == 255:
-            raise ModelError(f"tensor {name} has 255, a zero point of 256, expected up to 255")
-        zeros: Bytes = stored + np.uint8(1)
-        return zeros
+        if not self.is_v2:
+            words = words.view(np.uint32) + np.uint32(0xFFFFFFFF // ((1 << self.bits) - 1))
+        return unpack(words, self.bits)
 
     def _order(self, g_idx: Any, name: str) -> Any:
         """Returns the order of the columns; None where the groups are in their order."""

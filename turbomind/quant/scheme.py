@@ -64,6 +64,13 @@ class Scheme:
         """
         raise NotImplementedError
 
+    def correction(self, rows: Iterable[Rows]) -> str:
+        """Names what earlier versions read wrong in the codes of rows; empty for nothing.
+
+        It is a part of the fingerprint, so the KV that they stored is not used.
+        """
+        return ""
+
     def unused(self, names: Iterable[str]) -> list[str]:
         """Returns those of the tensors' names that are not without an effect."""
         return list(names)

@@ -14,13 +14,14 @@ Tensors = dict[str, np.ndarray]
 
 
 def pack(codes: np.ndarray, bits: int, order: tuple[int, ...] | None = None) -> np.ndarray:
-    """Returns codes [rows, n] in words, int32 [rows, n * bits / 32]."""
+    """Returns codes [rows, n] in words, int32 [rows, n * bits / 32]. A code of -1 borrows from the
+    next one."""
     count = 32 // bits
     groups = codes.reshape(len(codes), -1, count).astype(np.uint64)
     words = np.zeros(groups.shape[:2], np.uint64)
     for i in range(count):
         place = i if order is None else order[i]
-        words |= groups[:, :, place] << np.uint64(bits * i)
+        words += groups[:, :, place] << np.uint64(bits * i)  # of -1, all bits from here on
     return words.astype(np.uint32).view(np.int32)
 
 
@@ -50,6 +51,7 @@ def gptq(
     sym: bool = True,
     stored: int = -1,
     order: np.ndarray | None = None,
+    lowest: int | None = None,
 ) -> tuple[Tensors, np.ndarray]:
     """Returns the tensors of a module and the values of its weight, float32 [out, in].
 
@@ -61,6 +63,7 @@ def gptq(
         sym: The zero point is in the middle of the range.
         stored: What is added to a zero point that is stored.
         order: The columns in the order of their groups, [in]; None: as they are.
+        lowest: A zero point that is as likely as the others together.
     """
     outputs, inputs = weight.shape
     size = inputs if group == -1 else group
@@ -69,6 +72,8 @@ def gptq(
     zeros = np.full((groups, outputs), middle)
     if not sym:
         zeros = rng.integers(middle - 3, middle + 3, (groups, outputs))
+        if lowest is not None:
+            zeros = np.where(rng.random(zeros.shape) < 0.5, lowest, zeros)
     spread = weight.std() / (0.58 * middle)
     scales = (rng.uniform(0.5, 1.5, (groups, outputs)) * spread).astype(np.float16)
     index = np.arange(inputs) // size

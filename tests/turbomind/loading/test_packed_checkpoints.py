@@ -21,12 +21,15 @@ from turbomind import InvalidRequest, ModelError
 from turbomind.files.checkpoint import Checkpoint
 from turbomind.loading.loader import describe
 from turbomind.models import Rows
+from turbomind.quant.gptq import Gptq
 from turbomind.quant.schemes import scheme_of
 
 Open = Callable[..., turbomind.Engine]
 CPU_ONLY = pytest.mark.cpu_only("a GPU refuses quantized weights")
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False}
+V2 = {"checkpoint_format": "gptq_v2", "stored": 0}
+DICE = ("stored", "lowest")  # arguments of `packed_files.gptq` among the fields of a case
 CASES: dict[str, dict[str, Any]] = {
     "awq": AWQ,
     "awq, short last group": {**AWQ, "group_size": 64, "version": "GEMM"},
@@ -35,26 +38,29 @@ CASES: dict[str, dict[str, Any]] = {
     "gptq, 8 bits": {**GPTQ, "bits": 8, "group_size": 64},
     "gptq, whole rows": {**GPTQ, "group_size": -1},
     "gptq, zeros": {**GPTQ, "sym": False},
-    "gptq_v2, zeros": {**GPTQ, "sym": False, "checkpoint_format": "gptq_v2", "stored": 0},
+    "gptq, zeros from 0": {**GPTQ, "sym": False, "lowest": 0},
+    "gptq, 8 bits, zeros from 0": {**GPTQ, "bits": 8, "sym": False, "lowest": 0},
+    "gptq_v2, zeros": {**GPTQ, "sym": False, **V2},
+    "gptq_v2, zeros from 0": {**GPTQ, "sym": False, **V2, "lowest": 0},
     "gptq, desc_act": {**GPTQ, "sym": False, "desc_act": True},
 }
 
 
-def parts(config: dict[str, Any], stored: int) -> Callable[[str, np.ndarray], Any]:
+def parts(case: dict[str, Any]) -> Callable[[str, np.ndarray], Any]:
     """Returns what makes the tensors of a module."""
     rng = np.random.default_rng(7)
-    if config["quant_method"] == "awq":
-        return lambda _, weight: packed_files.awq(rng, weight, config["group_size"])
+    if case["quant_method"] == "awq":
+        return lambda _, weight: packed_files.awq(rng, weight, case["group_size"])
     make = functools.partial(
-        packed_files.gptq, rng, bits=config["bits"], group=config["group_size"],
-        sym=config["sym"], stored=stored,
+        packed_files.gptq, rng, bits=case["bits"], group=case["group_size"],
+        sym=case["sym"], **{name: case[name] for name in DICE if name in case},
     )  # fmt: skip
 
     def one(name: str, weight: np.ndarray) -> Any:
         # Each of q, k and v has an order of its own; gate and up share theirs.
         shared = name.replace("up_proj", "gate_proj").encode()
         dice = np.random.default_rng(list(shared))
-        order = dice.permutation(weight.shape[1]) if config["desc_act"] else None
+        order = dice.permutation(weight.shape[1]) if case["desc_act"] else None
         return make(weight, order=order)
 
     return one
@@ -64,10 +70,10 @@ def checkpoint(
     folder: Path, case: dict[str, Any], more: Callable[[Tensors], None] = lambda tensors: None
 ) -> Any:
     """Writes a checkpoint and returns transformers' model with its values."""
-    config = {name: value for name, value in case.items() if name != "stored"}
+    config = {name: value for name, value in case.items() if name not in DICE}
     sizes = {"intermediate_size": 224, "hidden_size": 128, "num_attention_heads": 4}
     model = make_model("Qwen2", {**sizes, "tie_word_embeddings": True})
-    packed_files.write(model, folder, config, parts(config, case.get("stored", -1)), more)
+    packed_files.write(model, folder, config, parts(case), more)
     return model
 
 
@@ -78,7 +84,7 @@ def test_values_and_logits_are_those_of_the_codes(
 ) -> None:
     case = CASES[name]
     model = checkpoint(tmp_path, case)
-    scheme = scheme_of({k: v for k, v in case.items() if k != "stored"}, Checkpoint(tmp_path))
+    scheme = scheme_of({k: v for k, v in case.items() if k not in DICE}, Checkpoint(tmp_path))
     for module in ("self_attn.k_proj", "mlp.down_proj"):
         weight = f"model.layers.1.{module}.weight"
         values = model.state_dict()[weight].numpy()
@@ -96,6 +102,21 @@ def test_values_and_logits_are_those_of_the_codes(
     orders = packed_files.column_orders(tmp_path)
     theirs = reference_logits(round_inputs(model, group, orders), ids)
     assert divergence(theirs, engine.logits(ids)) <= 1e-3
+
+
+@CPU_ONLY
+@pytest.mark.parametrize(
+    ("name", "correction"),
+    [("gptq, zeros", ""), ("gptq, zeros from 0", "zeros"), ("gptq_v2, zeros from 0", "")],
+)
+def test_kv_of_zeros_that_were_read_wrong_is_not_used(
+    name: str, correction: str, open_engine: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Earlier versions read a zero point of 0 as 16, and stored KV of such weights."""
+    checkpoint(tmp_path, CASES[name])
+    now = open_engine(tmp_path).fingerprint
+    monkeypatch.setattr(Gptq, "correction", lambda self, rows: "")
+    assert (open_engine(tmp_path).fingerprint == now) == (not correction)
 
 
 Q = "model.layers.1.self_attn.q_proj"
