@@ -1,8 +1,9 @@
 """GGUF metadata as the fields of a config.json.
 
 A family reads the fields as it reads a config.json, so bounds and refusals are the same. A key of
-the architecture that has no field here is passed on under its own name, for the policy about
-fields that a family does not read. llama.cpp's src/llama-model.cpp defines the keys' defaults.
+the architecture that has no field here is passed on under its own name. It is refused if it is one
+of the format's list and has another value than its default, else ignored. llama.cpp's
+src/llama-model.cpp defines the keys' defaults.
 
 Not here: the names of tensors (`gguf_tensors`).
 """
@@ -29,6 +30,7 @@ from turbomind.loading.gguf_architectures import (
 )
 from turbomind.models import Description
 from turbomind.models.config import Fields
+from turbomind.models.reference import gguf_keys
 
 # Key without its architecture -> field of config.json.
 FIELDS = {
@@ -67,6 +69,12 @@ _SCALING = {
     "yarn_beta_fast": "beta_fast",
     "yarn_beta_slow": "beta_slow",
 }
+# Keys whose default is 1; of others it is 0, empty or false.
+_FACTORS = frozenset({
+    "attention.output_scale", "embedding_scale", "expert_group_scale", "expert_weights_scale",
+    "logit_scale", "residual_scale", "rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor",
+    "rope.scaling.yarn_ext_factor",
+})  # fmt: skip
 _HARMLESS = ("rope.scaling.finetuned", "tensor_data_layout")
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
@@ -105,11 +113,20 @@ def architecture_of(file: GgufFile) -> Architecture:
 
 
 class GgufFields(Fields):
-    """The fields of a config.json made of metadata; errors have the file and the keys' names."""
+    """The fields of a config.json made of metadata; errors have the file and the keys' names.
 
-    def __init__(self, values: Mapping[str, Any], where: str, keys: Mapping[str, str]) -> None:
+    Args:
+        values: The fields.
+        where: The file.
+        keys: The key of each field.
+        prefix: The architecture, with which keys begin.
+    """
+
+    def __init__(
+        self, values: Mapping[str, Any], where: str, keys: Mapping[str, str], prefix: str
+    ) -> None:
         super().__init__(values, where)
-        self._keys = keys
+        self._keys, self._prefix = keys, prefix
 
     def error(self, name: str, expected: str) -> ModelError:
         """Returns the ModelError of a field with a wrong value."""
@@ -117,6 +134,18 @@ class GgufFields(Fields):
         start = f"{self.where}: "
         rest = str(error)[len(f"{start}{name}") :]
         return ModelError(f"{start}{self._keys.get(name, name)}{rest}")
+
+    def finish(self, reads: Mapping[str, Any], prefix: str = "") -> None:
+        """Refuses also keys of the format's list that were not read and are not at their default.
+        Fields that follow from tensors are those of tensors without a use."""
+        listed: dict[str, Any] = {}
+        for name, value in self._others():
+            key = self._keys.get(name, "").removeprefix(self._prefix)
+            if name not in reads and (not key or key in gguf_keys()):
+                default = 1 if key in _FACTORS else 0
+                is_default = not key or value == default or (not default and not value)
+                listed[name] = value if is_default else default
+        super().finish({**reads, **listed}, prefix)
 
 
 def config_of(file: GgufFile) -> GgufFields:
@@ -150,7 +179,7 @@ def config_of(file: GgufFile) -> GgufFields:
     values.setdefault("vocab_size", file.tensors[EMBEDDING].shape[0])
     values.setdefault("architectures", [architecture.name])
     shown = {fields.get(name, _field(name)): key for name, key in keys.items()}
-    return GgufFields(values, str(file.path), shown)
+    return GgufFields(values, str(file.path), shown, prefix)
 
 
 def _main_layers(file: GgufFile, own: dict[str, Any]) -> Any:

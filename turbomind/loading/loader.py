@@ -47,8 +47,8 @@ class ModelInfo:
         generation_defaults: generation_config.json as it is, or the values of a GGUF file under
             its names.
         rope_type: The RoPE scaling that the config names; "default" for none.
-        unknown_fields: Fields of config.json that are ignored because no implementation is known
-            to read them.
+        unknown_fields: Fields of config.json that are ignored because the reference implementation
+            of the model does not read them.
         encoders: Parts of the model that are not loaded: "vision", "audio".
         formats: Formats of quantized matrices, by slot of the core.
         gpu: The model will run on a GPU.
@@ -361,7 +361,8 @@ def unknown_fields_note(info: ModelInfo) -> str:
     """Returns a sentence about fields of the config that are ignored."""
     names = ", ".join(map(shown_name, info.unknown_fields))
     where = "" if info.gguf else ": config.json"
-    return f"{info.path}{where} has fields that no known model reads, ignored: {names}"
+    reader = info.description.architecture
+    return f"{info.path}{where} has fields that {reader} does not read, ignored: {names}"
 
 
 def _check_choice(name: str, value: object, options: tuple[str, ...]) -> None:

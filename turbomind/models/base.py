@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from turbomind.errors import ModelError
 from turbomind.models.config import Fields
 from turbomind.models.description import Description, Experts, Layer, Rows, whole
+from turbomind.models.reference import fields_read
 from turbomind.models.rope import MAX_CONTEXT, Rope, RopeRules, read_rope
 from turbomind.models.wrapper import Wrapper, encoders, language_tensor
 
@@ -23,6 +24,12 @@ MAX_VOCAB = 1 << 24
 MAX_LAYERS = 4096
 _ROTATIONS = tuple(f"rotary_emb.{name}" for name in ("inv_freq", "cos_cached", "sin_cached"))
 MAX_HEAD_DIM = 1024  # as the kernels that write keys and values take
+
+# Fields for which the reference has defaults, and which a config must nevertheless have.
+_SIZES = (
+    "hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size",
+)  # fmt: skip
+_NAMES_OF_EXPERTS = ("num_experts", "num_local_experts")  # of which a config has one
 
 
 class Family:
@@ -35,9 +42,6 @@ class Family:
     """The `architectures` of the family with their `model_type`."""
     wrappers: ClassVar[Mapping[str, Wrapper]] = {}
     """The architectures whose language model is of this family."""
-    defaults: ClassVar[Mapping[str, Any]] = {"max_position_embeddings": 2048}
-    """What the reference's configuration class assumes for absent fields, where `describe` does not
-    assume it of all families."""
     rope_rules: ClassVar[RopeRules] = RopeRules()
 
     embed: ClassVar[str] = "model.embed_tokens"
@@ -84,14 +88,21 @@ class Family:
         self.architecture = architecture
         self.wrapper = self.wrappers.get(architecture)
         self.unknown_fields: tuple[str, ...] = ()
-        """Fields of the config that `describe()` read last which no implementation is known to
-        read."""
+        """Fields of the config that `describe()` read last which the reference does not read."""
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and vars(self) == vars(other)
 
     def __hash__(self) -> int:
         return hash((type(self), self.architecture))
+
+    @property
+    def model_type(self) -> str:
+        """The `model_type` of the language model; without an architecture the family's first."""
+        if self.wrapper:
+            return self.wrapper.text_type
+        kinds = [*self.names.values(), *(each.text_type for each in self.wrappers.values())]
+        return self.names.get(self.architecture, kinds[0])
 
     def as_stored(self, names: Collection[str | None]) -> Family:
         """Returns this family with the names of a checkpoint's tensors.
@@ -126,7 +137,8 @@ class Family:
 
     def activation(self, fields: Fields) -> str:
         """Returns the activation of the MLP's gate."""
-        return fields.choice("hidden_act", ("silu",), "silu")
+        fields.choice("hidden_act", ("silu", "swish"), "silu")
+        return "silu"
 
     def rope_tables(
         self, fields: Fields, head_dim: int, max_positions: int, length: int | None
@@ -165,8 +177,7 @@ class Family:
         if isinstance(values, Fields):
             fields = values
         else:
-            fields = Fields({**self.defaults, **self.text_fields(values)})
-        fields.raw("quantization_config")  # checked by `family_of`, read by `turbomind.quant`
+            fields = Fields({**self._defaults(), **self.text_fields(values)})
         hidden = fields.integer("hidden_size", 1, MAX_WIDTH)
         heads = fields.integer("num_attention_heads", 1, MAX_WIDTH)
         max_positions = fields.integer("max_position_embeddings", 1, MAX_CONTEXT)
@@ -198,8 +209,18 @@ class Family:
             ),
         )
         description = self.ends(fields, description)
-        self.unknown_fields = fields.finish()
+        fields.finish(fields_read(self.model_type))
+        self.unknown_fields = tuple(fields.ignored)
         return description
+
+    def _defaults(self) -> dict[str, Any]:
+        """Returns what the reference assumes for absent fields. A config must have its sizes, but
+        for those that a wrapping one leaves out, and that of an MLP which may have no layer."""
+        fields = fields_read(self.model_type)
+        left_out = {*_NAMES_OF_EXPERTS, *(() if self.wrapper else _SIZES)}
+        if fields.get("moe_intermediate_size") is not None:
+            left_out.discard("intermediate_size")
+        return {name: value for name, value in fields.items() if name not in left_out}
 
     def _kv_heads(self, fields: Fields, heads: int) -> int:
         # Null means multi-head attention, also where the family has another default.
@@ -381,12 +402,6 @@ def layer_windows(fields: Fields, layers: int, window: int, first: int) -> list[
 def optional_windows(fields: Fields, layers: int) -> list[int]:
     """Returns windows if `use_sliding_window` is set, for layers from `max_window_layers` on."""
     on = fields.flag("use_sliding_window", False)
-    window = fields.integer(
-        "sliding_window", 0 if not on else 1, MAX_CONTEXT, 0 if not on else None
-    )
+    window = fields.integer("sliding_window", 1 if on else 0, MAX_CONTEXT, 0)
     first = fields.integer("max_window_layers", 0, 1 << 20, 28)
-    if not on:
-        return layer_windows(fields, layers, 0, 0)
-    if window is None:
-        window = 0 if fields.has("sliding_window") else 4096
-    return layer_windows(fields, layers, window, first)
+    return layer_windows(fields, layers, window if on else 0, first)

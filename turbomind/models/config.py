@@ -1,6 +1,6 @@
 """Readers of config.json and generation_config.json that ignore no field silently.
 
-Not here: what is known about fields that a family does not read (`known_fields`).
+Not here: which fields the reference implementations read (`reference`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from turbomind.errors import ModelError
-from turbomind.models.known_fields import HARMLESS, is_one_of, neutral_values
+from turbomind.models.reference import fields_without_effect
 
 _MISSING = object()
 
@@ -33,13 +33,24 @@ def read_json(path: Path) -> dict[str, Any]:
 class Fields:
     """A JSON object whose fields are read one by one; `finish()` judges those that were not read.
 
+    Args:
+        values: The object.
+        where: Its name in messages.
+        ignored: The list to which `finish()` adds the names of fields without a meaning.
+
     Getters raise ModelError with the field, its value and the expected value. A null counts as
     absent. `default` replaces an absent field; without a default the field is required.
     """
 
-    def __init__(self, values: Mapping[str, Any], where: str = "config.json") -> None:
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        where: str = "config.json",
+        ignored: list[str] | None = None,
+    ) -> None:
         self.values = values
         self.where = where
+        self.ignored: list[str] = [] if ignored is None else ignored
         self._taken: set[str] = set()
 
     def error(self, name: str, expected: str) -> ModelError:
@@ -103,31 +114,45 @@ class Fields:
             raise self.error(name, expected)
         return str(value)
 
-    def finish(self, *, all_known: bool = False) -> tuple[str, ...]:
-        """Refuses fields that were not read and change the arithmetic of some family.
+    def finish(self, reads: Mapping[str, Any], prefix: str = "") -> None:
+        """Refuses fields that the reference reads, that were not read here, and that have another
+        value than its default. Adds those that it does not read to `ignored`.
 
         Args:
-            all_known: whether unknown fields are refused too. An object inside of a config such as
-                `rope_scaling` has no fields but those of its kind.
-
-        Returns:
-            The names of unknown fields, which the reference implementation does not read either.
+            reads: The fields that the reference reads, with their defaults.
+            prefix: What comes before the names in `ignored`.
 
         Raises:
-            ModelError: a field is refused; see `turbomind.models.known_fields`.
+            ModelError: A field is refused.
         """
-        unknown = []
-        for name, value in self.values.items():
-            if name in self._taken or value is None or (name in HARMLESS and not all_known):
-                continue
-            neutral = () if all_known else neutral_values(name)
-            if neutral is None:
-                unknown.append(name)
-            elif not is_one_of(value, neutral):
-                shown = " or ".join(dict.fromkeys(map(repr, neutral)))
-                reason = "nothing: this field is not supported"
-                raise self.error(name, f"{shown} or nothing" if shown else reason)
-        return tuple(unknown)
+        for name, value in self._others():
+            if name not in reads:
+                if name not in fields_without_effect():
+                    self.ignored.append(prefix + name)
+            elif not _is_equal(value, reads[name]):
+                raise self.unsupported(name, reads[name])
+
+    def refuse_others(self) -> None:
+        """Refuses all fields that were not read; raises ModelError."""
+        for name, _ in self._others():
+            raise self.unsupported(name, None)
+
+    def _others(self) -> list[tuple[str, Any]]:
+        """Returns the fields that were not read and are not null."""
+        others = ((name, value) for name, value in self.values.items() if value is not None)
+        return [(name, value) for name, value in others if name not in self._taken]
+
+    def unsupported(self, name: str, default: Any) -> ModelError:
+        """Returns the ModelError of a field of which only one value is supported."""
+        reason = "nothing: this field is not supported"
+        return self.error(name, reason if default is None else f"{default!r} or nothing")
+
+
+def _is_equal(value: Any, default: Any) -> bool:
+    """Returns whether a value is the default. True is not 1, but false means as much as null."""
+    if isinstance(value, bool) != isinstance(default, bool):
+        return value is False and default is None
+    return bool(value == default)
 
 
 def token_id_list(values: Mapping[str, Any], name: str, where: str) -> list[int]:

@@ -10,11 +10,6 @@ class Phi3(Family):
     """No biases; one window for all layers; heads of Phi-4-mini are rotated in part."""
 
     names = {"Phi3ForCausalLM": "phi3"}
-    defaults = {
-        "max_position_embeddings": 4096,
-        "original_max_position_embeddings": 4096,
-        "rms_norm_eps": 1e-5,
-    }
     # "su" and "yarn" are what older files call longrope.
     rope_rules = RopeRules(
         types=dict.fromkeys(("longrope", "su", "yarn"), "longrope") | {"default": "default"},
@@ -22,11 +17,6 @@ class Phi3(Family):
     )
     qkv = "model.layers.{i}.self_attn.qkv_proj"
     gate_up = "model.layers.{i}.mlp.gate_up_proj"
-
-    def traits(self, fields: Fields, layer: Layer) -> Layer:
-        """Reads the original length also where no rotation is scaled."""
-        fields.integer("original_max_position_embeddings", 1, MAX_CONTEXT)
-        return layer
 
     def windows(self, fields: Fields, layers: int) -> list[int]:
         """Reads `sliding_window`; null means none."""

@@ -8,24 +8,14 @@ from turbomind.models.description import Layer
 from turbomind.models.rope import TYPES, RopeRules
 from turbomind.models.wrapper import Wrapper
 
-_SIZES = {
-    "hidden_size": 8192,
-    "intermediate_size": 29568,
-    "num_attention_heads": 64,
-    "num_hidden_layers": 80,
-    "vocab_size": 152064,
-}
-
 
 class Qwen2(Family):
     """Biases on q, k and v only."""
 
     names = {"Qwen2ForCausalLM": "qwen2"}
-    defaults = {"max_position_embeddings": 32768, "num_key_value_heads": 32}
 
     def traits(self, fields: Fields, layer: Layer) -> Layer:
-        """Sets the biases, also if `attention_bias` is false, as in the reference."""
-        fields.flag("attention_bias", True)
+        """Sets the biases."""
         return replace(layer, qkv_bias=True)
 
     def windows(self, fields: Fields, layers: int) -> list[int]:
@@ -38,16 +28,9 @@ class Qwen2_5VL(Qwen2):  # noqa: N801
 
     names = {}
     wrappers = {
-        f"{name}ForConditionalGeneration": Wrapper(kind, f"{kind}_text", _SIZES, flat=True)
+        f"{name}ForConditionalGeneration": Wrapper(kind, f"{kind}_text", flat=True)
         for name, kind in (("Qwen2_5_VL", "qwen2_5_vl"), ("Qwen2VL", "qwen2_vl"))
     }
-    defaults = {
-        "max_position_embeddings": 32768,
-        "max_window_layers": 80,
-        "num_key_value_heads": 8,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 1e6,
-    }
     rope_rules = RopeRules(
-        types={name: name for name in TYPES} | {"mrope": "default"}, ignored=("mrope_section",)
+        types={name: name for name in TYPES} | {"mrope": "default"}, of_images=("mrope_section",)
     )

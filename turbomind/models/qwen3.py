@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from turbomind.models.base import Family, optional_windows
+from turbomind.models.base import Family, layer_windows, optional_windows
 from turbomind.models.config import Fields
 from turbomind.models.description import Layer
 from turbomind.models.rope import RopeRules
@@ -13,7 +13,6 @@ class Qwen3(Family):
     """Per-head RMS norm of q and k; `attention_bias` puts biases on q, k, v and o."""
 
     names = {"Qwen3ForCausalLM": "qwen3"}
-    defaults = {"max_position_embeddings": 32768, "num_key_value_heads": 32, "head_dim": 128}
 
     def traits(self, fields: Fields, layer: Layer) -> Layer:
         """Reads the bias flag."""
@@ -30,27 +29,9 @@ class Qwen3VL(Qwen3):
     equal."""
 
     names = {}
-    wrappers = {
-        "Qwen3VLForConditionalGeneration": Wrapper(
-            "qwen3_vl",
-            "qwen3_vl_text",
-            sizes={
-                "hidden_size": 4096,
-                "intermediate_size": 22016,
-                "num_attention_heads": 32,
-                "num_hidden_layers": 32,
-                "vocab_size": 151936,
-            },
-        )
-    }
-    defaults = {
-        "max_position_embeddings": 128000,
-        "num_key_value_heads": 32,
-        "head_dim": 128,
-        "rope_theta": 5e5,
-    }
-    rope_rules = RopeRules(ignored=("mrope_section", "mrope_interleaved"))
+    wrappers = {"Qwen3VLForConditionalGeneration": Wrapper("qwen3_vl", "qwen3_vl_text")}
+    rope_rules = RopeRules(of_images=("mrope_section", "mrope_interleaved"))
 
     def windows(self, fields: Fields, layers: int) -> list[int]:
-        """Returns full attention; the reference reads no window."""
-        return [0] * layers
+        """Returns full attention; the reference has no window."""
+        return layer_windows(fields, layers, 0, 0)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from turbomind.errors import InvalidRequest
 from turbomind.models.config import Fields
+from turbomind.models.reference import rope_fields_read
 from turbomind.params import integer
 
 Float32 = npt.NDArray[np.float32]
@@ -46,12 +47,12 @@ class RopeRules:
     Attributes:
         types: The type that each accepted name stands for.
         partial: `partial_rotary_factor` may rotate the first part of a head only.
-        ignored: Fields that change nothing for text.
+        of_images: Fields that change nothing for text.
     """
 
     types: Mapping[str, str] = field(default_factory=lambda: {name: name for name in TYPES})
     partial: bool = False
-    ignored: tuple[str, ...] = ()
+    of_images: tuple[str, ...] = ()
 
 
 def _powers(base: float, dim: int) -> Float32:
@@ -153,7 +154,7 @@ def _rope_fields(fields: Fields) -> Fields:
     values = old or new or {}
     if not isinstance(values, dict):
         raise fields.error(name, "an object or null")
-    return Fields(values, f"{fields.where}: {name}")
+    return Fields(values, f"{fields.where}: {name}", fields.ignored)
 
 
 def read_rope(
@@ -187,20 +188,21 @@ def read_rope(
         )
     dim = head_dim if kind == PROPORTIONAL else _rotated(rope, fields, rules, head_dim)
     table, attention, context = _build(kind, rope, fields, base, dim, max_positions, length)
-    for name in ("finetuned", *rules.ignored):  # the first is written by some tools, read by none
+    fields.raw("original_max_position_embeddings")  # which only some types use
+    for name in rules.of_images:
         rope.raw(name)
-    rope.finish(all_known=True)
+    rope.finish(rope_fields_read(kind), f"{rope.where.rpartition(' ')[2]}.")
     return Rope(tuple(float(f) for f in table), attention, min(context, MAX_CONTEXT))
 
 
 def _rotated(rope: Fields, fields: Fields, rules: RopeRules, head_dim: int) -> int:
-    """Returns how many elements of a head are rotated."""
-    name, holder = "partial_rotary_factor", rope
-    if rules.partial and rope.raw(name) is None:
-        holder = fields
-    factor = holder.number(name, 0, 1, 1.0)
+    """Returns how many elements of a head are rotated; the inner one of two fields wins."""
+    name = "partial_rotary_factor"
+    outer = fields.number(name, 0, 1, 1.0)
+    holder = fields if rope.raw(name) is None else rope
+    factor = rope.number(name, 0, 1, outer)
     if not rules.partial and factor != 1.0:
-        raise rope.error(name, "1.0")
+        raise holder.error(name, "1.0")
     rotated = int(head_dim * factor)
     if rotated < 2 or rotated % 2:
         raise holder.error(name, f"a share of the {head_dim} elements of a head that is even")

@@ -10,12 +10,6 @@ class SmolLM3(Llama):
     """`attention_bias` and `mlp_bias` as in Llama; layers without rotation may have a window."""
 
     names = {"SmolLM3ForCausalLM": "smollm3"}
-    defaults = {
-        "max_position_embeddings": 32768,
-        "num_key_value_heads": 4,
-        "rope_theta": 2e6,
-        "tie_word_embeddings": True,
-    }
 
     def windows(self, fields: Fields, layers: int) -> list[int]:
         """Reads `use_sliding_window`: the windows are those of `layer_types`, else of the layers

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from turbomind.errors import ModelError
@@ -39,14 +39,12 @@ class Wrapper:
     Attributes:
         model_type: Of the wrapping config.
         text_type: The `model_type` of its `text_config`.
-        sizes: What the reference assumes where `text_config`, which may be sparse, lacks a size.
         flat: The fields of the language model may be beside those of the encoders.
         outer_tie: `tie_word_embeddings` counts in the wrapping config alone.
     """
 
     model_type: str
     text_type: str
-    sizes: Mapping[str, int] = field(default_factory=dict)
     flat: bool = False
     outer_tie: bool = False
 
@@ -71,7 +69,7 @@ class Wrapper:
             raise ModelError(
                 f"config.json: text_config: model_type is {kind!r}, expected {self.text_type!r}"
             )
-        fields = {**self.sizes, **text}
+        fields = dict(text)
         for name in _SHARED:
             if values.get(name) is not None:
                 fields[name] = values[name]

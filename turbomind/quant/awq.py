@@ -40,7 +40,7 @@ class Awq(ModuleScheme):
         self.group_size = check_group_size(fields)
         for name in _IGNORED:
             fields.raw(name)
-        fields.finish(all_known=True)
+        fields.refuse_others()
 
     def code_kind(self, row: Rows, scales: str) -> CodeKind:
         """Returns the kind of a module's codes with scales of a tensor's type."""

@@ -80,7 +80,7 @@ class CompressedTensors(ModuleScheme):
         self._group_of: dict[str, _Group | None] = {}
         for name in _IGNORED:
             fields.raw(name)
-        fields.finish(all_known=True)
+        fields.refuse_others()
 
     def has_codes(self, module: str) -> bool:
         """Returns whether a module's matrix is stored as codes."""
@@ -169,7 +169,7 @@ def _read_group(value: Any, where: str, patterns: Patterns) -> _Group:
     if inputs is not None:
         _check_inputs(_object(inputs, f"{where}: input_activations"))
     weights = _object(fields.raw("weights"), f"{where}: weights")
-    fields.finish(all_known=True)
+    fields.refuse_others()
 
     bits = _check_integers(weights, (4, 8))
     if weights.flag("dynamic", False):
@@ -193,7 +193,7 @@ def _read_group(value: Any, where: str, patterns: Patterns) -> _Group:
         weights.flag("symmetric", True),
         order in ("group", "dynamic"),
     )
-    weights.finish(all_known=True)
+    weights.refuse_others()
     return group
 
 
@@ -205,7 +205,7 @@ def _check_inputs(fields: Fields) -> None:
     fields.choice("strategy", ("token", "group", "tensor"), "token")
     fields.flag("symmetric", True)
     fields.raw("group_size")
-    fields.finish(all_known=True)
+    fields.refuse_others()
 
 
 def _check_integers(fields: Fields, widths: tuple[int, ...]) -> int:

@@ -63,7 +63,7 @@ class Gptq(ModuleScheme):
             raise fields.error("is_marlin_format", "false")
         for name in _IGNORED:
             fields.raw(name)
-        fields.finish(all_known=True)
+        fields.refuse_others()
 
     def code_kind(self, row: Rows, scales: str) -> CodeKind:
         """Returns the kind of a module's codes with scales of a tensor's type."""

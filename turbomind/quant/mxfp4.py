@@ -74,7 +74,7 @@ class Mxfp4(Scheme):
         for name in ("quant_method", "modules_to_not_convert"):
             fields.raw(name)
         fields.flag("dequantize", False)  # of another implementation's weights in memory
-        fields.finish(all_known=True)
+        fields.refuse_others()
 
     def _has_blocks(self, row: Rows) -> bool:
         return f"{row.tensor}_blocks" in self.checkpoint

@@ -251,7 +251,6 @@ def test_a_scale_that_a_granite_lacks_is_that_of_its_heads(zoo: Zoo, tmp_path: P
             {"phi3.rope.dimension_count": 99},
             "dimension_count is 99, expected a number from",
         ),
-        ("phi3", {"phi3.rope.scaling.original_context_length": 0}, "original_context_length is 0"),
         ("phi3", {"phi3.attention.head_count": 0}, "phi3.attention.head_count is 0, expected an"),
         ("mixtral", {"llama.expert_count": "5"}, "llama.expert_count is '5', expected an integer"),
         ("mixtral", {"llama.expert_used_count": 6}, "llama.expert_used_count is 6, expected at mo"),
@@ -298,7 +297,7 @@ def test_wrong_metadata_of_families_are_refused_by_name(
             {"llama.expert_count": 6},
             r"ffn_gate_inp.weight has shape \(5, 64\), expected",
         ),
-        ("mixtral", {"llama.expert_count": 0}, "llama.expert_used_count is 2, expected 0"),
+        ("mixtral", {"llama.expert_count": 0}, "llama.expert_used_count is 2, expected 0 or"),
         (
             "granite_moe",
             {"granitemoe.feed_forward_length": 41},

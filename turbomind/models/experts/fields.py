@@ -33,9 +33,13 @@ def read_experts(
     Raises:
         ModelError: A field is wrong; the message has its name and value.
     """
-    name = "num_local_experts" if fields.has("num_local_experts") else "num_experts"
+    name, other = "num_experts", "num_local_experts"
+    if fields.raw(other) is not None:
+        name, other = other, name
     default = () if default_count is None else (default_count,)
     count: int = fields.integer(name, 1, MAX_EXPERTS, *default)
+    if fields.raw(other, count) != count:
+        raise fields.error(other, f"{name}, {count}")
     chosen: int = fields.integer(top_k, 1, MAX_TOP_K)
     if chosen > count:
         raise fields.error(top_k, f"at most the number of experts, {count}")

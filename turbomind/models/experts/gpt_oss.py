@@ -6,7 +6,7 @@ from dataclasses import replace
 from turbomind.models.base import Family, layer_windows
 from turbomind.models.config import Fields
 from turbomind.models.description import Experts, Layer, Rows
-from turbomind.models.experts.fields import MAX_TOP_K, read_experts
+from turbomind.models.experts.fields import read_experts
 from turbomind.models.rope import MAX_CONTEXT, Rope, read_rope
 
 _ROPE = {
@@ -24,14 +24,6 @@ class GptOss(Family):
     the experts, transposed, and the rows of gate and up alternate."""
 
     names = {"GptOssForCausalLM": "gpt_oss"}
-    defaults = {
-        "head_dim": 64,
-        "max_position_embeddings": 131072,
-        "num_key_value_heads": 8,
-        "num_experts_per_tok": 4,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 150000.0,
-    }
     router = "model.layers.{i}.mlp.router"
     gate_ups = "model.layers.{i}.mlp.experts.gate_up_proj"
     downs = "model.layers.{i}.mlp.experts.down_proj"
@@ -41,7 +33,6 @@ class GptOss(Family):
         for name, value in (("swiglu_alpha", 1.702), ("swiglu_limit", 7.0)):
             if fields.number(name, -1e6, 1e6, value) != value:
                 raise fields.error(name, f"{value}")
-        super().activation(fields)
         return "swiglu"
 
     def traits(self, fields: Fields, layer: Layer) -> Layer:
@@ -53,7 +44,6 @@ class GptOss(Family):
         self, fields: Fields, head_dim: int, max_positions: int, length: int | None
     ) -> list[Rope]:
         """Returns the table, scaled by default."""
-        fields.integer("initial_context_length", 1, MAX_CONTEXT, None)  # as in the scaling
         if not fields.raw("rope_scaling") and not fields.raw("rope_parameters"):
             theta = fields.raw("rope_theta")
             fields = Fields({"rope_theta": theta, "rope_scaling": _ROPE}, fields.where)
@@ -69,8 +59,6 @@ class GptOss(Family):
     def mlps(self, fields: Fields, layer: Layer, layers: int) -> list[Layer]:
         """Returns the same experts for all layers."""
         experts = read_experts(fields, 128, "intermediate_size", True)
-        if fields.integer("experts_per_token", 1, MAX_TOP_K, experts.top_k) != experts.top_k:
-            raise fields.error("experts_per_token", f"num_experts_per_tok, {experts.top_k}")
         experts = replace(experts, router_bias=True, bias=True)
         return [replace(layer, intermediate=0, experts=experts)] * layers
 

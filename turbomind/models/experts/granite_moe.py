@@ -12,7 +12,6 @@ class GraniteMoe(Granite):
     """One tensor stacks the gates and ups of all experts, another one the downs."""
 
     names = {"GraniteMoeForCausalLM": "granitemoe"}
-    defaults = {"max_position_embeddings": 2048, "num_experts_per_tok": 2}
     router = "model.layers.{i}.block_sparse_moe.router.layer"
     gate_ups = "model.layers.{i}.block_sparse_moe.input_linear.weight"
     downs = "model.layers.{i}.block_sparse_moe.output_linear.weight"

@@ -15,12 +15,6 @@ class Mixtral(Mistral):
 
     names = {"MixtralForCausalLM": "mixtral"}
     wrappers = {}
-    defaults = {
-        "max_position_embeddings": 131072,
-        "num_key_value_heads": 8,
-        "num_experts_per_tok": 2,
-        "rms_norm_eps": 1e-5,
-    }
     router = "model.layers.{i}.block_sparse_moe.gate"
     expert_gate = "model.layers.{i}.block_sparse_moe.experts.{j}.w1"
     expert_up = "model.layers.{i}.block_sparse_moe.experts.{j}.w3"

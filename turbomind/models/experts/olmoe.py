@@ -13,11 +13,6 @@ class Olmoe(Family):
 
     names = {"OlmoeForCausalLM": "olmoe"}
     modules = STACKED
-    defaults = {
-        "max_position_embeddings": 4096,
-        "num_experts_per_tok": 8,
-        "rms_norm_eps": 1e-5,
-    }
 
     def traits(self, fields: Fields, layer: Layer) -> Layer:
         """Reads the bias flag."""

@@ -15,14 +15,6 @@ class Qwen2Moe(Qwen2):
 
     names = {"Qwen2MoeForCausalLM": "qwen2_moe"}
     modules = STACKED
-    defaults = {
-        "max_position_embeddings": 32768,
-        "num_key_value_heads": 16,
-        "intermediate_size": 5632,
-        "moe_intermediate_size": 1408,
-        "shared_expert_intermediate_size": 5632,
-        "num_experts_per_tok": 4,
-    }
     mlp_gate = "model.layers.{i}.mlp.shared_expert_gate"
 
     def traits(self, fields: Fields, layer: Layer) -> Layer:
@@ -41,7 +33,7 @@ class Qwen2Moe(Qwen2):
         """Reads `use_sliding_window` with `layer_types`, else every other layer up to
         `max_window_layers` has the window."""
         on = fields.flag("use_sliding_window", False)
-        window = fields.integer("sliding_window", 1 if on else 0, MAX_CONTEXT, 4096)
+        window = fields.integer("sliding_window", 1 if on else 0, MAX_CONTEXT, 0)
         last = fields.integer("max_window_layers", 0, MAX_CONTEXT, 28)
         if fields.raw("layer_types") is not None or not on:
             return layer_windows(fields, layers, window if on else 0, 0)

@@ -15,13 +15,6 @@ class Qwen3Moe(Qwen3):
 
     names = {"Qwen3MoeForCausalLM": "qwen3_moe"}
     modules = STACKED
-    defaults = {
-        "max_position_embeddings": 32768,
-        "num_key_value_heads": 4,
-        "intermediate_size": 6144,
-        "moe_intermediate_size": 768,
-        "num_experts_per_tok": 8,
-    }
 
     def mlps(self, fields: Fields, layer: Layer, layers: int) -> list[Layer]:
         """Reads the experts, and which layers have an MLP instead."""
@@ -32,7 +25,5 @@ class Qwen3Moe(Qwen3):
     def windows(self, fields: Fields, layers: int) -> list[int]:
         """Reads `use_sliding_window`, which is for all layers."""
         on = fields.flag("use_sliding_window", False)
-        window = fields.integer("sliding_window", 0, MAX_CONTEXT, 4096)
-        if fields.raw("sliding_window") is None and fields.has("sliding_window"):
-            window = 0
+        window = fields.integer("sliding_window", 0, MAX_CONTEXT, 0)
         return layer_windows(fields, layers, window if on else 0, 0)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from turbomind.models.base import layer_windows
 from turbomind.models.config import Fields
 from turbomind.models.description import Experts, Layer, Rows
 from turbomind.models.experts.fields import read_experts, sparse_layers
@@ -17,38 +18,21 @@ class Qwen3VLMoe(Qwen3Moe):
     modules = {}
     wrappers = {
         "Qwen3VLMoeForConditionalGeneration": Wrapper(
-            "qwen3_vl_moe",
-            "qwen3_vl_moe_text",
-            sizes={
-                "hidden_size": 2048,
-                "intermediate_size": 5632,
-                "num_attention_heads": 16,
-                "num_hidden_layers": 24,
-                "vocab_size": 151936,
-            },
-            outer_tie=True,
+            "qwen3_vl_moe", "qwen3_vl_moe_text", outer_tie=True
         )
     }
-    defaults = {
-        "max_position_embeddings": 128000,
-        "num_key_value_heads": 16,
-        "moe_intermediate_size": 1408,
-        "num_experts_per_tok": 4,
-        "rope_theta": 5e5,
-    }
-    rope_rules = RopeRules(ignored=("mrope_section", "mrope_interleaved"))
+    rope_rules = RopeRules(of_images=("mrope_section", "mrope_interleaved"))
     gate_ups = "model.layers.{i}.mlp.experts.gate_up_proj"
     downs = "model.layers.{i}.mlp.experts.down_proj"
 
     def mlps(self, fields: Fields, layer: Layer, layers: int) -> list[Layer]:
         """Reads the experts, whose weights have the sum 1, and which layers have an MLP instead."""
-        fields.raw("norm_topk_prob")  # which the reference does not read
         experts = read_experts(fields, 60, "moe_intermediate_size", True)
         return sparse_layers(fields, layer, replace(layer, intermediate=0, experts=experts), layers)
 
     def windows(self, fields: Fields, layers: int) -> list[int]:
-        """Returns full attention; the reference reads no window."""
-        return [0] * layers
+        """Returns full attention; the reference has no window."""
+        return layer_windows(fields, layers, 0, 0)
 
     def expert_gate_up_rows(self, experts: Experts, j: int, hidden: int) -> list[Rows]:
         """Returns the rows of expert `j`: all of its gate, then all of its up."""

@@ -7,23 +7,20 @@ from turbomind.models.base import Family
 from turbomind.models.config import Fields
 from turbomind.models.description import Description, Layer
 
+GELU_TANH = (
+    "gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_accurate", "gelu_python_tanh"
+)  # fmt: skip
+"""What the reference calls the tanh approximation of GELU."""
+
 
 class Gemma(Family):
     """`attention_bias` puts biases on q, k, v and o."""
 
     names = {"GemmaForCausalLM": "gemma"}
-    defaults = {
-        "head_dim": 256,
-        "max_position_embeddings": 8192,
-        "num_key_value_heads": 16,
-        "tie_word_embeddings": True,
-    }
 
     def activation(self, fields: Fields) -> str:
         """Reads `hidden_act`, whose "gelu" means the tanh approximation in this family alone."""
-        names = ("gelu_pytorch_tanh", "gelu")
-        fields.choice("hidden_activation", names, names[0])  # newer files have both
-        fields.choice("hidden_act", names, names[0])
+        fields.choice("hidden_act", (*GELU_TANH, "gelu"), GELU_TANH[0])
         return "gelu_tanh"
 
     def traits(self, fields: Fields, layer: Layer) -> Layer:

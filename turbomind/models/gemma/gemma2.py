@@ -5,7 +5,7 @@ from dataclasses import replace
 from turbomind.models.base import layer_windows
 from turbomind.models.config import Fields
 from turbomind.models.description import Description, Layer
-from turbomind.models.gemma.gemma import Gemma
+from turbomind.models.gemma.gemma import GELU_TANH, Gemma
 from turbomind.models.rope import MAX_CONTEXT
 
 
@@ -13,20 +13,13 @@ class Gemma2(Gemma):
     """`attention_bias` as in Gemma; absent soft-caps are 50 and 30, null means none."""
 
     names = {"Gemma2ForCausalLM": "gemma2"}
-    defaults = Gemma.defaults | {
-        "attn_logit_softcapping": 50.0,
-        "final_logit_softcapping": 30.0,
-        "num_key_value_heads": 4,
-        "sliding_window": 4096,
-    }
     attn_post_norm = "model.layers.{i}.post_attention_layernorm"
     mlp_norm = "model.layers.{i}.pre_feedforward_layernorm"
     mlp_post_norm = "model.layers.{i}.post_feedforward_layernorm"
 
     def activation(self, fields: Fields) -> str:
         """Reads `hidden_activation`; the reference does not read the older `hidden_act`."""
-        fields.raw("hidden_act")
-        fields.choice("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
+        fields.choice("hidden_activation", GELU_TANH, GELU_TANH[0])
         return "gelu_tanh"
 
     def traits(self, fields: Fields, layer: Layer) -> Layer:

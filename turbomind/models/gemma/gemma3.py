@@ -16,24 +16,7 @@ class Gemma3(Gemma2):
     """No soft-cap of attention; one of the logits where the config has one."""
 
     names = {"Gemma3ForCausalLM": "gemma3_text"}
-    wrappers = {
-        "Gemma3ForConditionalGeneration": Wrapper(
-            "gemma3",
-            "gemma3_text",
-            sizes={
-                "hidden_size": 2304,
-                "intermediate_size": 9216,
-                "num_attention_heads": 8,
-                "num_hidden_layers": 26,
-                "vocab_size": 262208,
-            },
-        )
-    }
-    defaults = Gemma2.defaults | {
-        "attn_logit_softcapping": None,
-        "final_logit_softcapping": None,
-        "max_position_embeddings": 131072,
-    }
+    wrappers = {"Gemma3ForConditionalGeneration": Wrapper("gemma3", "gemma3_text")}
 
     def traits(self, fields: Fields, layer: Layer) -> Layer:
         """Adds the norms of q and k; the reference does not apply a soft-cap of attention."""
@@ -72,7 +55,8 @@ class Gemma3(Gemma2):
         tables = []
         for table, kept in ((full, length), (local, None)):
             values: dict[str, Any] = {"rope_parameters": table}
-            rope = read_rope(Fields(values), self.rope_rules, head_dim, max_positions, kept)
+            own = Fields(values, ignored=fields.ignored)
+            rope = read_rope(own, self.rope_rules, head_dim, max_positions, kept)
             # The positions of the config are those of the scaled rotation.
             tables.append(replace(rope, max_context=min(rope.max_context, max_positions)))
         return tables

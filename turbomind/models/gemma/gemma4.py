@@ -20,29 +20,13 @@ _ROPES: dict[str, dict[str, Any]] = {
     _FULL: {"rope_type": PROPORTIONAL, "partial_rotary_factor": 0.25, "rope_theta": 1e6},
     _LOCAL: {"rope_type": "default", "rope_theta": 1e4},
 }
-SIZES = {
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_attention_heads": 8,
-    "num_hidden_layers": 30,
-    "vocab_size": 262144,
-}
 
 
 class Gemma4(Gemma2):
     """Scores are not scaled, and V is normed. Experts are beside the MLP of all layers or none."""
 
     names = {"Gemma4ForCausalLM": "gemma4_text"}
-    wrappers = {"Gemma4ForConditionalGeneration": Wrapper("gemma4", "gemma4_text", sizes=SIZES)}
-    defaults = {
-        "head_dim": 256,
-        "hidden_size_per_layer_input": 256,
-        "max_position_embeddings": 131072,
-        "num_key_value_heads": 4,
-        "sliding_window": 512,
-        "tie_word_embeddings": True,
-        "vocab_size_per_layer_input": 262144,
-    }
+    wrappers = {"Gemma4ForConditionalGeneration": Wrapper("gemma4", "gemma4_text")}
     rope_rules = RopeRules(types={name: name for name in ("default", PROPORTIONAL)})
     scale = "model.layers.{i}.layer_scalar"
     per_layer_embed = "model.embed_tokens_per_layer"
@@ -94,13 +78,12 @@ class Gemma4(Gemma2):
             raise fields.error("rope_parameters", f"an object of {_FULL!r} and {_LOCAL!r}")
         layers = fields.integer("num_hidden_layers", 1, MAX_LAYERS)
         full_dim, _ = full_heads(fields, self.windows(fields, layers), 1)
-        return [
-            read_rope(
-                Fields({"rope_parameters": tables.get(kind) or _ROPES[kind]}),
-                self.rope_rules, dim, max_positions, rope_length,
-            )
-            for kind, dim, rope_length in ((_FULL, full_dim, length), (_LOCAL, head_dim, None))
-        ]  # fmt: skip
+        found = []
+        for kind, dim, kept in ((_FULL, full_dim, length), (_LOCAL, head_dim, None)):
+            values = {"rope_parameters": tables.get(kind) or _ROPES[kind]}
+            own = Fields(values, ignored=fields.ignored)
+            found.append(read_rope(own, self.rope_rules, dim, max_positions, kept))
+        return found
 
     def ends(self, fields: Fields, model: Description) -> Description:
         """Reads what differs between layers, and the per-layer inputs."""

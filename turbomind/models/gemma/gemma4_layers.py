@@ -39,7 +39,7 @@ def full_heads(fields: Fields, windows: Sequence[int], kv_heads: int) -> tuple[i
     if dim % 2:
         raise own.error("head_dim", "an even number")
     heads = own.integer("num_key_value_heads", 1, MAX_WIDTH, kv_heads)
-    own.finish(all_known=True)
+    own.refuse_others()
     return dim, heads
 
 

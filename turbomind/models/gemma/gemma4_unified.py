@@ -2,7 +2,7 @@
 
 from turbomind.models.config import Fields
 from turbomind.models.description import Layer
-from turbomind.models.gemma.gemma4 import SIZES, Gemma4
+from turbomind.models.gemma.gemma4 import Gemma4
 from turbomind.models.wrapper import Wrapper
 
 
@@ -11,14 +11,7 @@ class Gemma4Unified(Gemma4):
 
     names = {"Gemma4UnifiedForCausalLM": "gemma4_unified_text"}
     wrappers = {
-        "Gemma4UnifiedForConditionalGeneration": Wrapper(
-            "gemma4_unified", "gemma4_unified_text", sizes=SIZES
-        )
-    }
-    defaults = {
-        **{name: value for name, value in Gemma4.defaults.items() if "per_layer" not in name},
-        "max_position_embeddings": 262144,
-        "sliding_window": 1024,
+        "Gemma4UnifiedForConditionalGeneration": Wrapper("gemma4_unified", "gemma4_unified_text")
     }
 
     def mlps(self, fields: Fields, layer: Layer, layers: int) -> list[Layer]:
