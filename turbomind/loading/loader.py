@@ -203,7 +203,7 @@ def describe(
             i for i in dict.fromkeys(source.eos) if 0 <= i < source.description.vocab
         ),
         generation_defaults=source.generation,
-        rope_type=str(scaling.get("rope_type", scaling.get("type", "default"))),
+        rope_type=str(scaling.get("rope_type") or scaling.get("type") or "default"),
         unknown_fields=source.family.unknown_fields,
         encoders=source.encoders,
         formats=formats,

@@ -174,11 +174,9 @@ def read_rope(
         InvalidRequest: `length` is wrong.
     """
     rope = _rope_fields(fields)
-    names = tuple(rules.types)
-    for name in ("rope_type", "type"):
-        if rope.has(name):
-            rope.choice(name, names, "default")
-    kind = rules.types[rope.raw("rope_type", rope.raw("type", "default"))]
+    old = rope.raw("type")  # what older files call the type
+    name = "type" if old is not None and rope.raw("rope_type") is None else "rope_type"
+    kind = rules.types[rope.choice(name, tuple(rules.types), "default")]
     outer = fields.number("rope_theta", 1.0001, MAX_THETA, 1e4)
     base = rope.number("rope_theta", 1.0001, MAX_THETA, outer)
     if length is not None and kind not in OF_A_LENGTH:

@@ -209,6 +209,17 @@ def test_leftovers_beside_a_default_rotation_are_ignored() -> None:
         assert read({**TINY, "rope_scaling": sections | more}) == read(TINY)
 
 
+def test_the_new_one_of_two_types_counts() -> None:
+    """Fine-tunes of Qwen2.5-VL's language model have "mrope" in the older field."""
+    linear = {"rope_type": "linear", "factor": 2.0}
+    model = read({**TINY, "rope_scaling": linear})
+    assert read({**TINY, "rope_scaling": {**linear, "type": "mrope"}}) == model
+    assert read({**TINY, "rope_scaling": {"type": "linear", "factor": 2.0}}) == model
+    for wrong in ({"type": "mrope"}, {"rope_type": "mrope", "type": "linear", "factor": 2.0}):
+        error = attempt(read, {**TINY, "rope_scaling": wrong})[1]
+        assert "type is 'mrope', expected 'default' or 'linear'" in error
+
+
 def test_the_inner_of_two_partial_rotations_counts() -> None:
     """transformers 5 saves Phi-4-mini with the field at both places."""
     values = saved("phi3_longrope")
