@@ -7,6 +7,7 @@ from typing import Any
 
 from turbomind.errors import ModelError
 from turbomind.models.config import Fields
+from turbomind.quant.look_around import LookAround
 
 _PATTERN = "re:"
 _MAX_PATTERNS = 100
@@ -18,8 +19,8 @@ class Patterns:
     """The patterns of a quantization_config.
 
     They are matched by Rust's regex in pydantic_core, in linear time and at most 10 MiB each, since
-    a pattern of a checkpoint could occupy Python's `re` forever. It has neither look-around nor
-    backreferences.
+    a pattern of a checkpoint could occupy Python's `re` forever. It has no look-around, for which
+    there is a slower matcher, and no backreferences.
     """
 
     def __init__(self) -> None:
@@ -91,7 +92,12 @@ def _compile(target: str, where: str) -> Matcher:
         return SchemaValidator(schema).isinstance_python
     except SchemaError as error:
         reason = str(error).splitlines()[-1].removeprefix("error: ").strip()
+        if "look-around" in reason:
+            try:
+                return LookAround(target.removeprefix(_PATTERN))
+            except ValueError as other:
+                reason = str(other)
         raise ModelError(
-            f"{where} has the pattern {target[:200]!r}, expected one without look-around and "
-            f"backreferences ({reason})"
+            f"{where} has the pattern {target[:200]!r}, expected one without backreferences "
+            f"({reason})"
         ) from error

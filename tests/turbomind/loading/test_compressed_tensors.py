@@ -209,6 +209,29 @@ def test_groups_of_modules_have_their_formats(open_engine: Open, tmp_path: Path)
         open_engine(tmp_path, quantize="int4")
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ignore": [r"re:^(?!model\.layers\.[12]\.).*$"]},
+        {"ignore": ["lm_head", r"re:.*\.(?:(?!1|2)[0-9]+)\..*"]},
+        {"targets": r"re:.*(?<!q_proj)(?<=v_proj)$"},
+        {"targets": r"re:.*self_attn\.(?!q|k|o)\w+"},
+    ],
+)
+def test_patterns_may_look_around(changes: dict[str, Any], tmp_path: Path) -> None:
+    mixed(tmp_path)
+    formats = describe(tmp_path).formats
+    path = tmp_path / "config.json"
+    values = json.loads(path.read_text())
+    quantization = values["quantization_config"]
+    if "ignore" in changes:
+        quantization["ignore"] = changes["ignore"]
+    else:
+        quantization["config_groups"]["int8"]["targets"] = [changes["targets"]]
+    path.write_text(json.dumps(values))
+    assert describe(tmp_path).formats == formats
+
+
 def test_a_config_alone_has_the_formats_of_its_groups(tmp_path: Path) -> None:
     mixed(tmp_path)
     stored = dict(describe(tmp_path, dtype="float16").formats)
@@ -222,8 +245,12 @@ def test_a_config_alone_has_the_formats_of_its_groups(tmp_path: Path) -> None:
     [
         ({"ignore": ["re:.*q_proj"]}, r"layers.1.self_attn.q_proj is stored as codes, expected it"),
         ({"ignore": ["Linear"]}, "is stored as codes, expected it among the targets"),
-        ({"ignore": [r"re:(?=x)"]}, r"quantization_config: ignore has the pattern 're:\(\?=x\)'"),
-        ({"ignore": [r"re:(x)\1"]}, "expected one without look-around and backreferences .backref"),
+        ({"ignore": [r"re:(x)\1"]}, "ignore has the pattern .*expected one without backreferences"),
+        ({"ignore": [r"re:(?=.*(x)\1)"]}, "expected one without backreferences .groupref is not"),
+        (
+            {"ignore": [r"re:(?!.*q_proj)"]},
+            "self_attn.k_proj is stored as codes, expected it among",
+        ),
         ({"ignore": ["re:(?:x{1,999}){1,999}"]}, "Compiled regex exceeds size limit"),
         ({"ignore": ["re:("]}, "pattern 're:.', .*unclosed group"),
         ({"ignore": [f"re:{i}" for i in range(101)]}, "ignore has too many patterns, expected 100"),
