@@ -21,8 +21,9 @@ from turbomind.loading.heads import own_head
 from turbomind.loading.hub import resolve
 from turbomind.loading.quantize import Quantize, format_names
 from turbomind.loading.sources import Sources, open_sources
-from turbomind.models import Description, Family, family_of
+from turbomind.models import Description, Family, Quantization, family_of
 from turbomind.models.config import read_json, token_id_list
+from turbomind.models.quantization import quantization_beside, quantization_of
 from turbomind.quant.schemes import scheme_of
 from turbomind.shown import shown_name
 from turbomind.tile_orders import tile_order
@@ -53,7 +54,7 @@ class ModelInfo:
         formats: Formats of quantized matrices, by slot of the core.
         gpu: The model will run on a GPU.
         gguf: The GGUF file that `path` is. No file beside it is read.
-        quantization: The field quantization_config of config.json.
+        quantization: What the checkpoint says about its quantized weights; None for others.
         tp: The ranks that the model is cut over.
         head_note: What the user should know of the head, "" for nothing.
         draft_layers: Layers of a GGUF file that only draft tokens and are not loaded.
@@ -72,7 +73,7 @@ class ModelInfo:
     formats: Mapping[str, str] = field(default_factory=dict)
     gpu: bool = False
     gguf: GgufFile | None = field(default=None, compare=False)
-    quantization: Mapping[str, Any] | None = None
+    quantization: Quantization | None = None
     tp: int = 1
     head_note: str = ""
     draft_layers: int = 0
@@ -230,7 +231,7 @@ class _Source:
     generation: dict[str, Any] = field(default_factory=dict)
     encoders: tuple[str, ...] = ()
     gguf: GgufFile | None = None
-    quantization: Mapping[str, Any] | None = None
+    quantization: Quantization | None = None
     draft_layers: int = 0
 
 
@@ -256,7 +257,7 @@ def _read_config(path: Path, rope_length: int | None) -> _Source:
         eos,
         generation,
         family.encoders(config),
-        quantization=config.get("quantization_config"),
+        quantization=quantization_of(config) or quantization_beside(config_path.parent),
     )
 
 

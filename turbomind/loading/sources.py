@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import turbomind._C as _C
 from turbomind.errors import ModelError
@@ -13,10 +12,14 @@ from turbomind.files.checkpoint import Checkpoint, CheckpointFiles
 from turbomind.files.gguf import GgufFile
 from turbomind.loading import gguf_tensors
 from turbomind.loading.heads import only_head
-from turbomind.models import Description, Family, Rows
+from turbomind.models import Description, Family, Quantization, Rows
 from turbomind.quant.gguf import GgufScheme
 from turbomind.quant.scheme import Scheme
 from turbomind.quant.schemes import scheme_of
+from turbomind.shown import shown_name
+
+# Ends of the names of tensors that only checkpoints with quantized weights have.
+_OF_QUANTIZED = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".scales")
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ def open_sources(
     family: Family,
     description: Description,
     file: GgufFile | None,
-    quantization: Mapping[str, Any] | None = None,
+    quantization: Quantization | None = None,
 ) -> Sources:
     """Opens the weights of a model.
 
@@ -54,7 +57,7 @@ def open_sources(
         family: The reader of the config, which names the tensors.
         description: The architecture.
         file: The GGUF file, in place of the folder.
-        quantization: The field quantization_config of config.json.
+        quantization: What the checkpoint says about its quantized weights.
 
     Raises:
         ModelError: There are no weights, or a header is damaged.
@@ -73,6 +76,8 @@ def open_sources(
         names[f"{family.embed}.weight"] = names[f"{family.head}.weight"]
     family = family.as_stored(names)
     scheme = scheme_of(quantization, checkpoint)
+    if quantization is None:
+        _check_dense(path, names.values())
 
     def name_of(name: str) -> str:
         module = name.removesuffix(".weight")
@@ -88,3 +93,13 @@ def open_sources(
 
     slots = [(slot, [stored(row) for row in each]) for slot, each in family.slots(description)]
     return Sources(checkpoint, scheme, slots)
+
+
+def _check_dense(path: Path, names: Iterable[str]) -> None:
+    """Raises ModelError where tensors belong to quantized weights that nothing describes."""
+    found = next((name for name in names if name.endswith(_OF_QUANTIZED)), None)
+    if found is not None:
+        raise ModelError(
+            f"{path}: tensor {shown_name(found)} belongs to quantized weights, expected a "
+            "description of them: quantization_config in config.json, or quantize_config.json"
+        )

@@ -25,6 +25,7 @@ from turbomind.models.internlm2 import InternLM2
 from turbomind.models.llama import Llama
 from turbomind.models.mistral import Mistral
 from turbomind.models.phi3 import Phi3
+from turbomind.models.quantization import QUANT_METHODS, Quantization, quantization_of
 from turbomind.models.qwen2 import Qwen2, Qwen2_5VL
 from turbomind.models.qwen3 import Qwen3, Qwen3VL
 from turbomind.models.smollm3 import SmolLM3
@@ -35,11 +36,9 @@ FAMILIES: tuple[type[Family], ...] = (
     GraniteMoe, GptOss
 )  # fmt: skip
 
-QUANT_METHODS = ("awq", "gptq", "compressed-tensors", "mxfp4")
-"""Values of `quant_method` that `turbomind.quant` reads."""
-
 __all__ = [
-    "FAMILIES", "QUANT_METHODS", "Description", "Experts", "Family", "Layer", "Rows", "family_of",
+    "FAMILIES", "QUANT_METHODS", "Description", "Experts", "Family", "Layer", "Quantization",
+    "Rows", "family_of",
 ]  # fmt: skip
 
 
@@ -64,9 +63,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
                     f"config.json: model_type is {kind!r}, expected {model_type!r} "
                     f"for {architecture}"
                 )
-            for field in ("quantization_config", "compression_config"):
-                if config.get(field) is not None:
-                    _check_quantized(field, config[field])
+            quantization_of(config)
             return family(architecture)
     raise _unsupported(listed[0] if listed else f"model_type {kind!r}", config)
 
@@ -89,13 +86,3 @@ def _unsupported(name: str, config: Mapping[str, Any]) -> ModelError:
     if config.get("auto_map") is not None:
         message += "; its auto_map names code of the checkpoint, which is never run"
     return ModelError(message)
-
-
-def _check_quantized(field: str, value: Any) -> None:
-    method = value.get("quant_method", "unnamed") if isinstance(value, dict) else value
-    if field == "quantization_config" and isinstance(value, dict) and method in QUANT_METHODS:
-        return
-    raise ModelError(
-        f"config.json: {field} has quantized weights ({method}), expected "
-        f"{', '.join(QUANT_METHODS)} or a bfloat16, float16 or float32 checkpoint"
-    )

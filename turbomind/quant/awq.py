@@ -6,65 +6,60 @@ A word of `qweight` [in, out / 8] and `qzeros` [groups, out / 8] holds eight out
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from turbomind.files.checkpoint import CheckpointFiles
 from turbomind.models import Rows
-from turbomind.models.config import Fields
+from turbomind.models.quantization import Quantization
 from turbomind.quant.codes import CodeKind, Codes
 from turbomind.quant.modules import ModuleScheme, Shapes
 from turbomind.quant.packed import SCALES, check_group_size, groups_of, repeated, scale_kind, unpack
+from turbomind.quant.tool_fields import agreed_choice, name_of, tool_fields
 
 _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-# Fields that change nothing: which matrices have codes follows from the tensors.
-_IGNORED = (
-    "modules_to_not_convert", "backend", "do_fuse", "fuse_max_seq_len", "modules_to_fuse",
-    "exllama_config", "quant_method",
-)  # fmt: skip
 
 
 class Awq(ModuleScheme):
-    """Reads matrices of AWQ. Scales are float16, or bfloat16 also in a float16 model."""
+    """Reads matrices of AWQ. Scales are float16, or bfloat16 also in a float16 model.
+
+    Which matrices have codes follows from the tensors, and so do the zero points: tools store them
+    also in symmetric checkpoints.
+    """
 
     codes_name = "qweight"
 
-    def __init__(self, config: Mapping[str, Any], checkpoint: CheckpointFiles | None) -> None:
+    def __init__(self, quantization: Quantization, checkpoint: CheckpointFiles | None) -> None:
         super().__init__(checkpoint)
-        fields = Fields(config, "config.json: quantization_config")
-        fields.integer("bits", 4, 4)
-        if str(fields.raw("version", "gemm")).lower() != "gemm":
-            raise fields.error("version", "'gemm'")
-        if not fields.flag("zero_point", True):
-            raise fields.error("zero_point", "true")
-        self.group_size = check_group_size(fields)
-        for name in _IGNORED:
-            fields.raw(name)
-        fields.refuse_others()
+        fields = tool_fields(quantization)
+        fields.integer(name_of(fields, "bits"), 4, 4)
+        agreed_choice(fields, ("version", "format", "checkpoint_format"), ("gemm",))
+        if fields.raw("backend") == "llm-awq":  # which has an order of its own
+            raise fields.error("backend", "'autoawq'")
+        self.is_asymmetric = fields.flag("zero_point", True)
+        self.group_size = check_group_size(fields, name_of(fields, "group_size"))
 
     def code_kind(self, row: Rows, scales: str) -> CodeKind:
         """Returns the kind of a module's codes with scales of a tensor's type."""
-        return scale_kind(scales, 4, self.group_size, "zero", False)
+        offsets = "zero" if "qzeros" in self.shapes(row) else "none"
+        return scale_kind(scales, 4, self.group_size, offsets, False)
 
     def shapes(self, row: Rows) -> Shapes:
         """Returns the shape and the types of each tensor of a module."""
         outputs, inputs = row.shape
         groups = groups_of(inputs, self.group_size)
-        return {
+        shapes: Shapes = {
             "qweight": ((inputs, outputs // 8), ("I32",)),
-            "qzeros": ((groups, outputs // 8), ("I32",)),
             "scales": ((groups, outputs), tuple(SCALES)),
         }
+        if self.is_asymmetric or self.has_tensor(row, "qzeros"):
+            shapes["qzeros"] = ((groups, outputs // 8), ("I32",))
+        return shapes
 
     def codes(self, row: Rows) -> Codes:
         """Reads rows."""
         parts = self.arrays(row)
         rows = slice(row.begin, row.begin + row.count)
         codes = unpack(parts["qweight"], 4, _ORDER).T[rows]
-        zeros, scales = unpack(parts["qzeros"], 4, _ORDER).T[rows], parts["scales"].T[rows]
-        columns = row.shape[1]
-        return Codes(
-            codes,
-            repeated(scales, columns, self.group_size),
-            repeated(zeros, columns, self.group_size),
-        )
+        scales, zeros, columns = parts["scales"].T[rows], None, row.shape[1]
+        if "qzeros" in parts:
+            zeros = unpack(parts["qzeros"], 4, _ORDER).T[rows]
+            zeros = repeated(zeros, columns, self.group_size)
+        return Codes(codes, repeated(scales, columns, self.group_size), zeros)

@@ -8,7 +8,6 @@ compressed_tensors/quantization/quant_config.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ from turbomind.errors import ModelError
 from turbomind.files.checkpoint import CheckpointFiles
 from turbomind.models import Rows
 from turbomind.models.config import Fields
+from turbomind.models.quantization import Quantization
 from turbomind.quant.codes import Bytes, CodeKind, Codes
 from turbomind.quant.modules import ModuleScheme, Shapes
 from turbomind.quant.packed import (
@@ -34,8 +34,7 @@ from turbomind.quant.targets import Patterns, Targets
 from turbomind.shown import shown
 
 _FORMATS = ("pack-quantized", "int-quantized", "naive-quantized")
-# Fields that change nothing: provenance, how the codes were found, types that the tensors have.
-_IGNORED = ("quant_method", "version", "global_compression_ratio")
+# Fields that change nothing: how the codes were found, types that the tensors have.
 _IGNORED_OF_VALUES = ("observer", "observer_kwargs", "scale_dtype", "zp_dtype")
 
 
@@ -59,9 +58,9 @@ class CompressedTensors(ModuleScheme):
     codes_name = "weight_packed"
     scales_name = "weight_scale"
 
-    def __init__(self, config: Mapping[str, Any], checkpoint: CheckpointFiles | None) -> None:
+    def __init__(self, quantization: Quantization, checkpoint: CheckpointFiles | None) -> None:
         super().__init__(checkpoint)
-        fields = Fields(config, "config.json: quantization_config")
+        fields = quantization.fields()
         fields.choice("format", (*_FORMATS, "mixed-precision"))
         fields.choice("quantization_status", ("compressed", "frozen"), "compressed")
         _check_empty(fields, "transform_config", {"config_groups": {}})
@@ -78,9 +77,9 @@ class CompressedTensors(ModuleScheme):
             _read_group(group, f"{where}: {name}", patterns) for name, group in groups.items()
         ]
         self._group_of: dict[str, _Group | None] = {}
-        for name in _IGNORED:
-            fields.raw(name)
-        fields.refuse_others()
+        # Other fields are those that the format's library ignores.
+        for name in ("kv_cache_scheme", "moe_sparsity_config"):
+            _check_empty(fields, name)
 
     def has_codes(self, module: str) -> bool:
         """Returns whether a module's matrix is stored as codes."""

@@ -9,7 +9,7 @@ With `desc_act` the columns of a group are anywhere: `g_idx` has the group of ea
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from turbomind.errors import ModelError
 from turbomind.files.checkpoint import CheckpointFiles
 from turbomind.models import Rows
-from turbomind.models.config import Fields
+from turbomind.models.quantization import Quantization
 from turbomind.quant.codes import Bytes, CodeKind, Codes
 from turbomind.quant.modules import ModuleScheme, Shapes
 from turbomind.quant.packed import (
@@ -31,39 +31,38 @@ from turbomind.quant.packed import (
     scale_kind,
     unpack,
 )
-
-# Fields that change nothing: how the codes were found, kernels of other engines, and `lm_head`,
-# which follows from the tensors.
-_IGNORED = (
-    "quant_method", "damp_percent", "damp_auto_increment", "true_sequential", "static_groups",
-    "model_name_or_path", "model_file_base_name", "lm_head", "meta", "backend", "use_cuda_fp16",
-    "use_exllama", "exllama_config", "max_input_length", "block_name_to_quantize",
-    "module_name_preceding_first_block", "modules_in_block_to_quantize", "dataset", "tokenizer",
-    "batch_size", "pad_token_id", "cache_block_outputs", "disable_exllama",
-)  # fmt: skip
+from turbomind.quant.tool_fields import agreed_choice, name_of, tool_fields
 
 
 class Gptq(ModuleScheme):
-    """Reads matrices of GPTQ."""
+    """Reads matrices of GPTQ.
+
+    Args:
+        quantization: What the checkpoint says.
+        checkpoint: The tensors; see `Scheme`.
+        is_v2: The zero points are stored themselves. None: the quantization has the format.
+    """
 
     codes_name = "qweight"
 
-    def __init__(self, config: Mapping[str, Any], checkpoint: CheckpointFiles | None) -> None:
+    def __init__(
+        self,
+        quantization: Quantization,
+        checkpoint: CheckpointFiles | None,
+        is_v2: bool | None = None,
+    ) -> None:
         super().__init__(checkpoint)
-        fields = Fields(config, "config.json: quantization_config")
-        self.bits: int = fields.integer("bits", 4, 8)
+        fields = tool_fields(quantization)
+        bits = name_of(fields, "bits")
+        self.bits: int = fields.integer(bits, 1, 16)
         if self.bits not in (4, 8):
-            raise fields.error("bits", "4 or 8")
-        self.group_size = check_group_size(fields)
+            raise fields.error(bits, "4 or 8")
+        self.group_size = check_group_size(fields, name_of(fields, "group_size"))
         self.symmetric = fields.flag("sym", True)
         self.is_ordered = fields.flag("desc_act", False) and self.group_size != -1
-        self.is_v2 = fields.choice("checkpoint_format", ("gptq", "gptq_v2"), "gptq") == "gptq_v2"
-        fields.choice("pack_dtype", ("int32",), "int32")
-        if fields.flag("is_marlin_format", False):
-            raise fields.error("is_marlin_format", "false")
-        for name in _IGNORED:
-            fields.raw(name)
-        fields.refuse_others()
+        names = ("format", "checkpoint_format")
+        stored = agreed_choice(fields, names, ("gptq", "gptq_v2")) if is_v2 is None else ""
+        self.is_v2 = stored == "gptq_v2" or bool(is_v2)
 
     def code_kind(self, row: Rows, scales: str) -> CodeKind:
         """Returns the kind of a module's codes with scales of a tensor's type."""
@@ -74,12 +73,14 @@ class Gptq(ModuleScheme):
         """Returns the shape and the types of each tensor of a module."""
         outputs, inputs = row.shape
         groups, count = groups_of(inputs, self.group_size), 32 // self.bits
-        return {
+        shapes: Shapes = {
             "qweight": ((inputs // count, outputs), ("I32",)),
             "qzeros": ((groups, outputs // count), ("I32",)),
             "scales": ((groups, outputs), tuple(SCALES)),
-            "g_idx": ((inputs,), ("I32",)),
         }
+        if self.is_ordered or self.has_tensor(row, "g_idx"):
+            shapes["g_idx"] = ((inputs,), ("I32",))
+        return shapes
 
     def codes(self, row: Rows) -> Codes:
         """Reads rows."""
@@ -89,7 +90,7 @@ class Gptq(ModuleScheme):
         codes = unpack(np.ascontiguousarray(parts["qweight"].T[rows]), self.bits)
         zeros = self._zeros(parts["qzeros"], f"{module}.qzeros").T[rows]
         scales = repeated(parts["scales"].T[rows], columns, self.group_size)
-        order = self._order(parts["g_idx"], f"{module}.g_idx")
+        order = self._order(parts.get("g_idx"), f"{module}.g_idx")
         if order is not None:
             codes = codes[:, order]
         offsets = None if self.symmetric else repeated(zeros, columns, self.group_size)
@@ -123,7 +124,7 @@ class Gptq(ModuleScheme):
 
     def _order(self, g_idx: Any, name: str) -> Any:
         """Returns the order of the columns; None where the groups are in their order."""
-        if self.group_size == -1:
+        if self.group_size == -1 or g_idx is None:
             return None
         order = column_order(g_idx, self.group_size, name)
         if self.is_ordered:

@@ -25,6 +25,10 @@ class ModuleScheme(Scheme):
             return ".layers." in module  # as in nearly all checkpoints
         return f"{module}.{self.codes_name}" in self.checkpoint
 
+    def has_tensor(self, row: Rows, end: str) -> bool:
+        """Returns whether a module has a tensor that some tools leave out."""
+        return self._checkpoint is not None and f"{_module(row)}.{end}" in self.checkpoint
+
     def code_kind(self, row: Rows, scales: str) -> CodeKind:
         """Returns the kind of a module's codes with scales of a tensor's type."""
         raise NotImplementedError

@@ -8,16 +8,13 @@ Microscaling Formats (MX) Specification, version 1.0.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
 from turbomind.errors import ModelError
 from turbomind.files.checkpoint import CheckpointFiles
 from turbomind.files.weight_file import Tensor, WeightFile
 from turbomind.models import Rows
-from turbomind.models.config import Fields
+from turbomind.models.quantization import Quantization
 from turbomind.quant.scheme import Array, Scheme
 
 BLOCK = 32  # values that share an exponent
@@ -67,9 +64,9 @@ def widened(blocks: Array, scales: Array) -> Array:
 class Mxfp4(Scheme):
     """Reads stacked experts. A tensor without blocks is dense, whatever the config lists."""
 
-    def __init__(self, config: Mapping[str, Any], checkpoint: CheckpointFiles | None) -> None:
+    def __init__(self, quantization: Quantization, checkpoint: CheckpointFiles | None) -> None:
         super().__init__(checkpoint)
-        fields = Fields(config, "config.json: quantization_config")
+        fields = quantization.fields()
         # Which tensors have blocks follows from the checkpoint.
         for name in ("quant_method", "modules_to_not_convert"):
             fields.raw(name)

@@ -70,7 +70,7 @@ def column_order(g_idx: Array, group_size: int, name: str) -> npt.NDArray[np.int
     """Returns the columns sorted by their group.
 
     Args:
-        g_idx: The group of each column.
+        g_idx: The group of each column; all -1: the columns are in the order of their groups.
         group_size: Columns of a group; the last one may be shorter.
         name: The tensor, for messages.
 
@@ -78,6 +78,8 @@ def column_order(g_idx: Array, group_size: int, name: str) -> npt.NDArray[np.int
         ModelError: A group does not exist, or has another number of columns.
     """
     groups = groups_of(len(g_idx), group_size)
+    if (g_idx == -1).all():
+        return np.arange(len(g_idx), dtype=np.int32)
     if g_idx.min() < 0 or g_idx.max() >= groups:
         raise ModelError(
             f"tensor {name} has groups {g_idx.min()} to {g_idx.max()}, expected 0 to {groups - 1}"
@@ -92,11 +94,11 @@ def column_order(g_idx: Array, group_size: int, name: str) -> npt.NDArray[np.int
     return np.argsort(g_idx, kind="stable").astype(np.int32)
 
 
-def check_group_size(fields: Fields) -> int:
-    """Returns the field `group_size`: -1, or a power of two from 16 to 1024."""
-    size: int = fields.integer("group_size", -1, 1024)
+def check_group_size(fields: Fields, name: str = "group_size") -> int:
+    """Returns the field of the columns of a group: -1, or a power of two from 16 to 1024."""
+    size: int = fields.integer(name, -1, 1024)
     if size not in (-1, *GROUPS, 512, 1024):
-        raise fields.error("group_size", "-1 or a power of two from 16 to 1024")
+        raise fields.error(name, "-1 or a power of two from 16 to 1024")
     return size
 
 

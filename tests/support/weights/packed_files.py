@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from turbomind.models.quantization import Quantization, quantization_of
+
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 Tensors = dict[str, np.ndarray]
 
@@ -25,12 +27,14 @@ def pack(codes: np.ndarray, bits: int, order: tuple[int, ...] | None = None) -> 
     return words.astype(np.uint32).view(np.int32)
 
 
-def awq(rng: np.random.Generator, weight: np.ndarray, group: int) -> tuple[Tensors, np.ndarray]:
+def awq(
+    rng: np.random.Generator, weight: np.ndarray, group: int, sym: bool = False
+) -> tuple[Tensors, np.ndarray]:
     """Returns the tensors of a module and the values of its weight, float32 [out, in]."""
     outputs, inputs = weight.shape
     groups = -(-inputs // group)
     codes = rng.integers(0, 16, (inputs, outputs))
-    zeros = rng.integers(5, 11, (groups, outputs))
+    zeros = np.full((groups, outputs), 8) if sym else rng.integers(5, 11, (groups, outputs))
     scales = (rng.uniform(0.5, 1.5, (groups, outputs)) * weight.std() / 4.6).astype(np.float16)
     index = np.arange(inputs) // group
     values = (codes - zeros[index]).astype(np.float32) * scales[index].astype(np.float32)
@@ -138,6 +142,13 @@ def column_orders(folder: Path) -> dict[str, Any]:
         for name, each in tensors.items()
         if name.endswith("g_idx")
     }
+
+
+def quantization(config: dict[str, Any]) -> Quantization:
+    """Returns what a config.json with that quantization_config says."""
+    found = quantization_of({"quantization_config": config})
+    assert found is not None
+    return found
 
 
 def drop(name: str) -> Callable[[Tensors], None]:

@@ -14,7 +14,7 @@ import pytest
 from assets import asset
 from checkpoints import make_model, prompt, reference_logits
 from divergences import divergence, round_inputs
-from packed_files import Tensors, change, drop, one_nan
+from packed_files import Tensors, change, drop, one_nan, quantization
 
 import turbomind
 from turbomind import InvalidRequest, ModelError
@@ -28,6 +28,7 @@ Open = Callable[..., turbomind.Engine]
 CPU_ONLY = pytest.mark.cpu_only("a GPU refuses quantized weights")
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False}
+AUTO = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": True, "data_type": "int"}
 V2 = {"checkpoint_format": "gptq_v2", "stored": 0}
 DICE = ("stored", "lowest")  # arguments of `packed_files.gptq` among the fields of a case
 CASES: dict[str, dict[str, Any]] = {
@@ -66,11 +67,16 @@ def parts(case: dict[str, Any]) -> Callable[[str, np.ndarray], Any]:
     return one
 
 
+def config_of(case: dict[str, Any]) -> dict[str, Any]:
+    """Returns the field quantization_config of a case."""
+    return {name: value for name, value in case.items() if name not in DICE}
+
+
 def checkpoint(
     folder: Path, case: dict[str, Any], more: Callable[[Tensors], None] = lambda tensors: None
 ) -> Any:
     """Writes a checkpoint and returns transformers' model with its values."""
-    config = {name: value for name, value in case.items() if name not in DICE}
+    config = config_of(case)
     sizes = {"intermediate_size": 224, "hidden_size": 128, "num_attention_heads": 4}
     model = make_model("Qwen2", {**sizes, "tie_word_embeddings": True})
     packed_files.write(model, folder, config, parts(case), more)
@@ -84,7 +90,7 @@ def test_values_and_logits_are_those_of_the_codes(
 ) -> None:
     case = CASES[name]
     model = checkpoint(tmp_path, case)
-    scheme = scheme_of({k: v for k, v in case.items() if k not in DICE}, Checkpoint(tmp_path))
+    scheme = scheme_of(quantization(config_of(case)), Checkpoint(tmp_path))
     for module in ("self_attn.k_proj", "mlp.down_proj"):
         weight = f"model.layers.1.{module}.weight"
         values = model.state_dict()[weight].numpy()
@@ -162,15 +168,40 @@ def test_biases_of_zero_are_skipped(open_engine: Open, tmp_path: Path) -> None:
     [
         ({**AWQ, "bits": 3}, "quantization_config: bits is 3"),
         ({**AWQ, "version": "gemv"}, "quantization_config: version is 'gemv', expected 'gemm'"),
-        ({**AWQ, "zero_point": False}, "quantization_config: zero_point is False, expected true"),
         ({**AWQ, "group_size": 100}, "quantization_config: group_size is 100, expected -1 or"),
-        ({**AWQ, "rotation": 1}, "quantization_config: rotation is 1, expected nothing"),
+        ({**AWQ, "format": "gemv_fast"}, "format is 'gemv_fast', expected 'gemm'"),
+        ({**AWQ, "backend": "llm-awq"}, "backend is 'llm-awq', expected 'autoawq'"),
+        ({**AWQ, "w_bit": 3, "bits": None}, "quantization_config: w_bit is 3"),
         ({**GPTQ, "bits": 6}, "quantization_config: bits is 6, expected 4 or 8"),
         ({**GPTQ, "checkpoint_format": "marlin"}, "checkpoint_format is 'marlin', expected"),
-        ({**GPTQ, "dynamic": {"-:x": {}}}, "quantization_config: dynamic is .*expected nothing"),
+        (
+            {**GPTQ, "format": "gptq_v2", "checkpoint_format": "gptq"},
+            "checkpoint_format is 'gptq',",
+        ),
+        ({**GPTQ, "format": "gptq_p"}, "format is 'gptq_p', expected 'gptq' or 'gptq_v2'"),
+        ({**GPTQ, "rotation": "hadamard"}, "rotation is 'hadamard', expected False or None"),
+        ({**GPTQ, "adapter": {"name": "lora"}}, "adapter is .*expected None"),
+        ({**GPTQ, "pack_dtype": "int16"}, "pack_dtype is 'int16', expected 'int32'"),
+        ({**GPTQ, "is_marlin_format": True}, "is_marlin_format is True, expected False"),
+        ({**GPTQ, "data_type": "mx_fp"}, "data_type is 'mx_fp', expected 'int'"),
+        ({**GPTQ, "act_bits": 8}, "act_bits is 8, expected 16"),
+        (
+            {**GPTQ, "dynamic": {"+:.*down.*": {"bits": 8}}},
+            r"dynamic: \+:.*: bits is 8, expected 4",
+        ),
+        (
+            {**GPTQ, "dynamic": {".*": {"group_size": 64}}},
+            "dynamic: .*group_size is 64, expected 32",
+        ),
+        ({**GPTQ, "dynamic": ["-:x"]}, "dynamic is .*expected an object of objects"),
+        ({**AUTO, "extra_config": {"a": {"bits": 8}}}, "extra_config: a.*bits is 8, expected 4"),
+        ({**AUTO, "packing_format": "auto_round:llm_compressor"}, "packing_format is .*llm_compre"),
+        ({**AUTO, "packing_format": "mlx"}, "packing_format is 'mlx', expected 'auto_round' or"),
+        ({**AUTO, "spinquant_config": {"r1": True}}, "spinquant_config is .*expected {} or None"),
+        ({"bits": 4, "group_size": 64}, "has quantized weights .MLX., expected awq, gptq, auto-ro"),
         (
             {"quant_method": "fp8"},
-            "quantized weights .fp8., expected awq, gptq, compressed-tensors, mxfp4 or a",
+            "quantized weights .fp8., expected awq, gptq, auto-round, compressed-t",
         ),
     ],
 )
@@ -205,4 +236,4 @@ def test_the_head_alone_is_quantized(open_engine: Open, tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["awq", "gptq"])
 def test_real_configs_are_read(method: str) -> None:
     known = json.loads(asset("configs/quantization_configs.json").read_text())
-    scheme_of(known[method]["quantization_config"], None)
+    scheme_of(quantization(known[method]["quantization_config"]), None)
