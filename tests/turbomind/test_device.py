@@ -249,6 +249,7 @@ TWO_HEAD_WIDTHS = {
     "global_head_dim": 40,
     "hidden_size_per_layer_input": 0,
     "rope_theta": None,
+    "hidden_act": None,
 }
 
 
