@@ -199,7 +199,7 @@ class ReplyParser:
                 self._push_spelling(token_id)
             else:
                 self._break_marker()
-        else:
+        elif self._tokenizer.has_token(token_id):
             is_byte = self._tokenizer.is_byte(token_id)
             if self._in_run and not is_byte:
                 self._end_piece()

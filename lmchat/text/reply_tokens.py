@@ -55,6 +55,13 @@ def _share(text: str, count: int) -> list[str]:
     ]
 
 
+def _put(pieces: list[str], places: list[int], text: str) -> None:
+    """Adds a text to the pieces at these places, a share to each."""
+    if text:
+        for at, part in zip(places, _share(text, len(places)), strict=True):
+            pieces[at] += part
+
+
 class Speller:
     """Finds the text that each token adds, so that encoding the text gives the tokens."""
 
@@ -81,20 +88,16 @@ class Speller:
 
     def _pieces(self, context: Sequence[int], ids: Sequence[int], skip: bool) -> list[str]:
         stream = self._tokenizer.stream(context=context, skip_special_tokens=skip)
-        pieces: list[str] = []
-        run = 0  # raw bytes whose text is still held back
-        for token in ids:
-            is_byte = self._tokenizer.is_byte(token)
-            if run and not is_byte:
-                pieces[-run:] = _share(stream.flush(), run)
-                run = 0
-            pieces.append(stream.push([token]))
-            run += is_byte
-        rest = stream.flush()
-        if run:
-            pieces[-run:] = _share(rest, run)
-        elif pieces:
-            pieces[-1] += rest
+        pieces = [""] * len(ids)
+        run: list[int] = []  # places of raw bytes whose text is still held back
+        for at, token in enumerate(ids):
+            if run and self._tokenizer.is_word(token):
+                _put(pieces, run, stream.flush())
+                run = []
+            pieces[at] = stream.push([token])
+            if self._tokenizer.is_byte(token):
+                run.append(at)
+        _put(pieces, run or [len(ids) - 1], stream.flush())
         return pieces
 
     def _spaces(self, added: int) -> bool:

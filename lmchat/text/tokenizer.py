@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import functools
 import json
 import re
@@ -13,9 +12,14 @@ from typing import Any
 
 import tokenizers
 
+from lmchat.text.detokenizer import IncrementalDetokenizer
 from turbomind.errors import ContextFull, InvalidRequest, ModelError
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+# Decoders whose tokens are whole characters, apart from the raw bytes of a fallback.
+_WHOLE_CHARACTERS = frozenset(
+    {"BPEDecoder", "ByteFallback", "CTC", "Fuse", "Metaspace", "Replace", "Strip", "WordPiece"}
+)
 
 
 def _byte_of_char() -> dict[str, int]:
@@ -60,10 +64,11 @@ class Tokenizer:
         """Spellings of the special tokens and their ids."""
         self.special_ids = frozenset(self.special_texts.values())
         """Ids that decoding leaves out by default."""
-        decoder = json.loads(backend.to_str()).get("decoder") or {}
-        parts = [part["type"] for part in decoder.get("decoders", [decoder]) if part]
-        self._byte_level = parts == ["ByteLevel"]
+        parts = _decoder_parts(json.loads(backend.to_str()).get("decoder") or {})
+        self._byte_level = [part for part in parts if part != "Fuse"] == ["ByteLevel"]
         self._byte_fallback = "ByteFallback" in parts
+        self.splits_characters = not self._byte_level and not _WHOLE_CHARACTERS.issuperset(parts)
+        """Whether tokens may be parts of characters that only the decoder can put together."""
         self._bytes: dict[int, bytes] = {}
 
     @classmethod
@@ -239,6 +244,15 @@ class Tokenizer:
         """Returns a decoder for tokens that arrive one by one, continuing the text of `context`."""
         return IncrementalDetokenizer(self, context, skip_special_tokens)
 
+    def has_token(self, token_id: int) -> bool:
+        """Returns whether the id is that of a token. Models may have more rows than tokens; such
+        an id decodes to nothing."""
+        return self._backend.id_to_token(token_id) is not None
+
+    def is_word(self, token_id: int) -> bool:
+        """Returns whether the id is that of a token which is no raw byte."""
+        return self.has_token(token_id) and not self.is_byte(token_id)
+
     def is_byte(self, token_id: int) -> bool:
         """Returns whether the token is a raw byte of a byte-fallback vocabulary, as `<0xE4>`."""
         if not self._byte_fallback:
@@ -275,6 +289,13 @@ class Tokenizer:
         if before is None:
             return self.raw([token_id]).encode()
         return self.raw([before, token_id])[len(self.raw([before])) :].encode()
+
+
+def _decoder_parts(decoder: dict[str, Any]) -> list[str]:
+    """Returns the types in a decoder of `tokenizer.json`, sequences of any depth taken apart."""
+    if "decoders" in decoder:
+        return [name for part in decoder["decoders"] for name in _decoder_parts(part)]
+    return [decoder["type"]] if decoder else []
 
 
 def _check_unicode(text: str) -> None:
@@ -331,56 +352,3 @@ def _renamed(model: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
         pairs = [tuple(m.split(" ")) if isinstance(m, str) else tuple(m) for m in inner["merges"]]
         inner["merges"] = [p for p in pairs if names.keys().isdisjoint((*p, "".join(p)))]
     return model
-
-
-class IncrementalDetokenizer:
-    """An incremental decoder.
-
-    The deltas joined, `flush()` included, equal `decode` of all ids at once; each costs the work of
-    its own tokens. Nothing is shown before it is final: an unfinished UTF-8 character waits for its
-    rest, and raw bytes of a byte-fallback vocabulary wait for the end of their run, because one
-    invalid byte turns the whole run into U+FFFD.
-    """
-
-    def __init__(
-        self, tokenizer: Tokenizer, context: Sequence[int] = (), skip_special_tokens: bool = True
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._skip = tokenizer.special_ids if skip_special_tokens else frozenset()
-        # Byte-level vocabularies: text is a plain function of bytes.
-        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        # Others: a token's text can depend on the token before it (a leading space), so pending
-        # tokens are decoded after the last one shown.
-        last = next(
-            (i for i in reversed(context) if i not in self._skip and not tokenizer.is_byte(i)), None
-        )
-        self._shown: list[int] = [] if last is None else [last]
-        self._shown_text = self._decode(self._shown)
-        self._pending: list[int] = []
-
-    def push(self, ids: Iterable[int]) -> str:
-        """Takes the next tokens and returns the text that is final with them, maybe empty."""
-        return "".join([self._push(i) for i in ids if i not in self._skip])
-
-    def flush(self) -> str:
-        """Returns the text still held back, at the end of the tokens."""
-        return self._utf8.decode(b"", final=True) + self._release()
-
-    def _push(self, token_id: int) -> str:
-        raw = self._tokenizer.bytes_of(token_id)
-        if raw is not None:
-            return self._utf8.decode(raw)
-        self._pending.append(token_id)
-        return "" if self._tokenizer.is_byte(token_id) else self._release()
-
-    def _release(self) -> str:
-        if not self._pending:
-            return ""
-        text = self._decode(self._shown + self._pending)[len(self._shown_text) :]
-        self._shown = self._pending[-1:]
-        self._shown_text = self._decode(self._shown)
-        self._pending = []
-        return text
-
-    def _decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=False) if ids else ""

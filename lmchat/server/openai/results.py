@@ -148,7 +148,7 @@ class TokenNames:
         if self._shows_special or token not in self._tokenizer.special_ids:
             spelling = self._tokenizer.token_bytes(token, self._before)
             self._offset += len(self._decoder.decode(spelling))
-        if not self._tokenizer.is_byte(token):
+        if self._tokenizer.is_word(token):
             self._before = token
 
 
