@@ -73,21 +73,25 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Tokenizer:
-        """Reads `folder/tokenizer.json`, else the folder's SentencePiece model.
+        """Reads `folder/tokenizer.json`, else the folder's SentencePiece model, and the tokens that
+        the folder's other JSON files add.
 
         Raises ModelError when there is neither or it is not readable.
         """
+        from lmchat.text.formats import added_tokens, sentencepiece_model
         from lmchat.text.template import special_tokens
 
         path = Path(folder) / "tokenizer.json"
         named = special_tokens(folder).values()
         if path.is_file():
             try:
-                return cls(tokenizers.Tokenizer.from_file(str(path)), named)
+                backend = tokenizers.Tokenizer.from_file(str(path))
+                added_tokens.complete(backend, path.parent)
+            except ModelError:
+                raise
             except Exception as error:  # the library raises it so for a file it cannot read
                 raise ModelError(f"{path}: {error}") from error
-        from lmchat.text.formats import sentencepiece_model
-
+            return cls(backend, named)
         model = sentencepiece_model.find_model(path.parent)
         if model is None:
             hint = " (only vocab.json, not read)" if (path.parent / "vocab.json").is_file() else ""

@@ -17,7 +17,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from lmchat.errors import ModelError
-from lmchat.text.formats import gguf_pieces, sentencepiece_model
+from lmchat.text.formats import added_tokens, gguf_pieces, sentencepiece_model
 from lmchat.text.template import ChatTemplate
 from lmchat.text.tokenizer import Tokenizer
 from turbomind.files.gguf import GgufFile
@@ -252,7 +252,7 @@ def _add_special(
         for i, (text, kind) in enumerate(zip(tokens, kinds, strict=True))
         if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
     }
-    sentencepiece_model.add_tokens(backend, added, str(file.path))
+    added_tokens.add_tokens(backend, added, str(file.path))
     named = special_tokens(file)
     front = _flag(file, "add_bos_token", add_bos) and named.get("bos_token")
     back = _flag(file, "add_eos_token", False) and named.get("eos_token")

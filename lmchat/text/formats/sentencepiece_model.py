@@ -18,8 +18,8 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from lmchat.errors import ModelError
+from lmchat.text.formats import added_tokens
 from lmchat.text.template import special_tokens
-from turbomind.models.config import read_json
 
 _SPACE = "\u2581"
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
@@ -84,10 +84,11 @@ def load(path: Path) -> tokenizers.Tokenizer:
             f"{path}: model type {model.kind}, spaces as suffix {model.suffix_spaces}, escaped "
             f"{model.escape_spaces}; expected Unigram (1) or BPE (2) with escaped spaces in front"
         )
-    config = _read(path.parent / "tokenizer_config.json")
+    config = added_tokens.read(path.parent / "tokenizer_config.json")
     named = special_tokens(path.parent)
     ends = Ends(named, config.get("add_bos_token", True), config.get("add_eos_token", False))
-    added = _added_tokens(path.parent, config, set(named.values()))
+    added = added_tokens.named_tokens(path.parent)
+    _set_names(model, added)
     return build(model, ends, added, str(path), legacy=config.get("legacy") is not False)
 
 
@@ -117,6 +118,15 @@ def build(
     _add_tokens(backend, model, added, where)
     _set_ends(backend, model, ends, where)
     return backend
+
+
+def _set_names(model: Model, added: Mapping[int, tokenizers.AddedToken]) -> None:
+    """Gives pieces without a use of their own, as InternLM2 has some, the names of the tokens that
+    other files put in their place."""
+    texts = {text for text, _, _ in model.pieces}
+    for i, token in added.items():
+        if 0 <= i < len(model.pieces) and token.content not in texts:
+            model.pieces[i] = (token.content, *model.pieces[i][1:])
 
 
 def _bpe(model: Model) -> models.BPE:
@@ -180,20 +190,6 @@ def _set_spaces(backend: tokenizers.Tokenizer, model: Model, legacy: bool) -> No
     backend.decoder = decoders.Sequence(parts)
 
 
-def _added_tokens(
-    folder: Path, config: Mapping[str, Any], named: set[str]
-) -> dict[int, tokenizers.AddedToken]:
-    """Returns the tokens of the folder's JSON files, by id."""
-    tokens: dict[int, tokenizers.AddedToken] = {}
-    for text, i in _read(folder / "added_tokens.json").items():
-        tokens[int(i)] = tokenizers.AddedToken(text, normalized=False, special=False)
-    for i, entry in (config.get("added_tokens_decoder") or {}).items():
-        flags = {n: bool(entry.get(n)) for n in ("lstrip", "rstrip", "single_word", "normalized")}
-        special = bool(entry.get("special")) or entry["content"] in named
-        tokens[int(i)] = tokenizers.AddedToken(entry["content"], special=special, **flags)
-    return tokens
-
-
 def _add_tokens(
     backend: tokenizers.Tokenizer,
     model: Model,
@@ -205,18 +201,7 @@ def _add_tokens(
         if kind in (_UNKNOWN, _CONTROL) or (kind == _USER_DEFINED and _SPACE not in text):
             special = kind != _USER_DEFINED
             tokens[i] = tokenizers.AddedToken(text, normalized=False, special=special)
-    add_tokens(backend, {**tokens, **added}, where)
-
-
-def add_tokens(
-    backend: tokenizers.Tokenizer, tokens: Mapping[int, tokenizers.AddedToken], where: str
-) -> None:
-    """Adds tokens by id. Raises ModelError where the library gives one another id."""
-    for i, token in sorted(tokens.items()):
-        (backend.add_special_tokens if token.special else backend.add_tokens)([token])
-        if backend.token_to_id(token.content) != i:
-            got = backend.token_to_id(token.content)
-            raise ModelError(f"{where}: added token {token.content!r} has id {i}, expected {got}")
+    added_tokens.add_tokens(backend, {**tokens, **added}, where)
 
 
 def _set_ends(backend: tokenizers.Tokenizer, model: Model, ends: Ends, where: str) -> None:
@@ -241,10 +226,6 @@ def set_ends(backend: tokenizers.Tokenizer, front: list[str], back: list[str], w
         backend.post_processor = processors.TemplateProcessing(
             single=[*front, "$A", *back], special_tokens=list(ids.items())
         )
-
-
-def _read(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}
 
 
 def _parse(data: bytes) -> Model:
