@@ -27,7 +27,12 @@ _KEY = "tokenizer.ggml."
 _WHOLE = "tokenizer.huggingface.json"
 _TEMPLATE = "tokenizer.chat_template"
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6  # types of tokens
+_ADDED = (_UNKNOWN, _CONTROL, _USER_DEFINED)  # types of tokens that are matched whole
 _BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
+# Special tokens of Phi-3 that leave the white space after them.
+_PHI3_OTHERS = ("<unk>", "<s>", "<|endoftext|>")
+# A mark of Phi-4, whose special tokens swallow the white space around them.
+_PHI4_MARK = "<|im_sep|>"
 
 # Name of a special token in templates -> key, without its end. The last spelling is the format's.
 _NAMED = {
@@ -176,7 +181,22 @@ def _sentencepiece(file: GgufFile) -> tokenizers.Tokenizer:
         _flag(file, "add_bos_token", True),
         _flag(file, "add_eos_token", False),
     )
-    return sentencepiece_model.build(model, ends, {}, str(file.path))
+    added = {
+        i: tokenizers.AddedToken(text, normalized=False, special=kind != _USER_DEFINED, rstrip=True)
+        for i, (text, kind) in enumerate(zip(tokens, kinds, strict=True))
+        if _is_phi3(file) and kind in _ADDED and text not in _PHI3_OTHERS
+    }
+    return sentencepiece_model.build(model, ends, added, str(file.path))
+
+
+def _is_phi3(file: GgufFile) -> bool:
+    """Returns whether the marks of the file's SentencePiece tokenizer are those of Phi-3.
+
+    They swallow white space after them, which no key of the metadata says. As in llama.cpp the
+    name counts too: some files have the weights in the form of Llama.
+    """
+    name = str(file.metadata.get("general.name")).lower()
+    return file.metadata.get("general.architecture") == "phi3" or "phi3" in name or "phi-3" in name
 
 
 def _pre_tokenizer(file: GgufFile) -> str:
@@ -247,10 +267,13 @@ def _add_special(
 ) -> None:
     """Adds the tokens that are matched whole, and those that encoding puts around a text: a BOS by
     default if `add_bos`."""
+    strips = _PHI4_MARK in tokens and file.metadata.get("general.architecture") == "phi3"
     added = {
-        i: tokenizers.AddedToken(text, normalized=False, special=kind != _USER_DEFINED)
+        i: tokenizers.AddedToken(
+            text, normalized=False, special=kind != _USER_DEFINED, lstrip=strips, rstrip=strips
+        )
         for i, (text, kind) in enumerate(zip(tokens, kinds, strict=True))
-        if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
+        if kind in _ADDED
     }
     added_tokens.add_tokens(backend, added, str(file.path))
     named = special_tokens(file)

@@ -1,6 +1,7 @@
 """Tokenizers and templates of GGUF files, against recorded ids and the folders' own."""
 
 import json
+import re
 import struct
 
 import gguf_files
@@ -20,10 +21,11 @@ from lmchat.text.formats.gguf_tokenizer import (
     read_tokenizer,
     special_tokens,
 )
+from lmchat.text.template import ChatTemplate
 from lmchat.text.tokenizer import Tokenizer
 from turbomind.files.gguf import GgufFile
 
-NORMAL, UNKNOWN, CONTROL, UNUSED, BYTE = 1, 2, 3, 5, 6
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 OPTIONS = {"threads": 1, "cache_memory": "32MiB", "store": "memory"}
 # The splitting rules of Llama 3, GPT-4o and Tekken, as their tokenizer.json have them.
 LLAMA3 = (
@@ -112,6 +114,65 @@ def test_special_tokens_of_a_real_file_are_those_of_its_folder():
     assert names == folder.special_texts
     text = "<|user|>\nHi<|end|>\n<|assistant|>"
     assert [i for i in ours.encode(text) if i in ours.special_ids] == [1, 32010, 32007, 32001]
+
+
+# --- white space beside marks ---------------------------------------------------------------------
+
+PHI3 = [("<unk>", 0.0, UNKNOWN), ("<s>", 0.0, CONTROL), ("</s>", 0.0, CONTROL)]
+PHI3 += [(f"<0x{i:02X}>", 0.0, BYTE) for i in range(256)] + [("\u2581", -1.0, NORMAL)]
+PHI3 += [(text, 0.0, CONTROL) for text in ("<|endoftext|>", "<|user|>", "<|end|>")]
+PHI3 += [("<|placeholder1|>", 0.0, USER_DEFINED)]
+STRIPPED = r"(<\|user\|>|<\|end\|>|<\|placeholder1\|>|</s>)\s+"
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        {"general.architecture": "phi3"},
+        {"general.name": "Phi3 mini"},
+        {"general.name": "my Phi-3.5 chat"},
+        {"general.name": "Phi 4"},
+    ],
+)
+def test_white_space_after_the_marks_of_phi3_is_dropped(file, tmp_path):
+    (tmp_path / "plain").mkdir()
+    plain = read_tokenizer(opened(tmp_path / "plain", gguf_files.sentencepiece(PHI3)))
+    ours = read_tokenizer(opened(tmp_path, {**gguf_files.sentencepiece(PHI3), **file}))
+    for text in (
+        "<|user|>\nHi<|end|>\n<|user|> \t\nx",
+        "<|endoftext|> a<s> b<unk> c</s>  d <|placeholder1|>  e",
+        " \n<|user|>",
+        "<|end|><|user|>\n",
+    ):
+        bare = re.sub(STRIPPED, r"\1", text)
+        expected = text if file == {"general.name": "Phi 4"} else bare
+        assert ours.encode(text) == plain.encode(expected), text
+    assert ours.special_ids == plain.special_ids
+
+
+def test_prompts_of_phi3_have_the_ids_of_its_folder():
+    ours = read_tokenizer(GgufFile(asset("tokenizers/gguf_vocab/ggml-vocab-phi-3.gguf")))
+    folder = Tokenizer.from_folder(asset("tokenizers/phi-3-mini"))
+    template = ChatTemplate.from_folder(asset("tokenizers/phi-3-mini"))
+    for question in ("What is the capital of France?", "  indented\n\nlines\n", "日本語 🙂"):
+        chat = [("system", "Be brief."), ("user", "Hi"), ("assistant", "Hello!\n\nHow?")]
+        chat.append(("user", question))
+        text = template.render([{"role": role, "content": content} for role, content in chat])
+        ids = ours.encode(text, add_special_tokens=False)
+        assert ids == folder.encode(text, add_special_tokens=False)
+        assert ours.encode("<|user|>\n", add_special_tokens=False) == [32010]
+
+
+def test_white_space_beside_the_marks_of_phi4_is_dropped(tmp_path):
+    backend = trained(LLAMA3)
+    backend.add_special_tokens(["<|im_start|>", "<|im_sep|>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    metadata = gguf_files.byte_level(tmp_path, "dbrx")
+    plain = read_tokenizer(opened(tmp_path, metadata))
+    ours = read_tokenizer(opened(tmp_path, {**metadata, "general.architecture": "phi3"}))
+    text = "a <|im_start|> user <|im_sep|>\n b "
+    bare = "a<|im_start|>user<|im_sep|>b "
+    assert ours.encode(text) == plain.encode(bare) != plain.encode(text)
 
 
 # --- byte-level BPE ------------------------------------------------------------------------------

@@ -383,8 +383,9 @@ def sentencepiece(pieces: list[tuple[str, float, int]], **more: Any) -> dict[str
 
 def write_metadata(path: Path, metadata: Mapping[str, Any]) -> Path:
     """Writes a file with metadata alone and returns `path`."""
-    writer = gguf.GGUFWriter(path, "llama")
-    for key, value in metadata.items():
+    rest = dict(metadata)
+    writer = gguf.GGUFWriter(path, rest.pop("general.architecture", "llama"))
+    for key, value in rest.items():
         add(writer, key, value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
