@@ -147,7 +147,7 @@ class ChatEngine(StatelessVerbs):
         try:
             info = self.core.info
             text = read_text(info)
-            tokenizer, template = text.tokenizer, text.template
+            template, builder = text.template, PromptBuilder(text.tokenizer, text.template)
             model_settings = settings_module.from_generation_config(info.generation_defaults)
             pages = LowerTiers(self.core, tiers.get("page_folder"))
             durability = Durability(store, pages)
@@ -171,8 +171,8 @@ class ChatEngine(StatelessVerbs):
             )
             self._runtime = Runtime(
                 core=self.core,
-                tokenizer=tokenizer,
-                builder=PromptBuilder(tokenizer, template),
+                tokenizer=builder.tokenizer,
+                builder=builder,
                 admission=admission,
                 idle_prefill=idle_prefill,
                 reader=reader,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -15,6 +16,7 @@ from lmchat.store.turns import Message
 from lmchat.text.conversation import Conversation
 from lmchat.text.reasoning import REASONING_FIELDS, ReasoningFormat
 
+_ROLE = re.compile(r"[\w .-]+")
 _DEEPEST = 32  # nested values in a message
 
 
@@ -74,6 +76,11 @@ def _message(i: int, message: Mapping[str, Any]) -> Message:
     if not isinstance(found.get("role"), str) or not all(isinstance(key, str) for key in found):
         raise InvalidRequest(
             f"messages[{i}] has the role {found.get('role')!r:.80}, expected a string"
+        )
+    if not _ROLE.fullmatch(found["role"]):  # templates write it between the signs of a mark
+        raise InvalidRequest(
+            f"messages[{i}] has the role {found['role']!r:.80}, expected letters, digits, '_', "
+            "'-', '.' and spaces"
         )
     content = found.setdefault("content", None)
     if content is None and len(found) > 2 and found["role"] == "assistant":

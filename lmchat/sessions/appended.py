@@ -162,7 +162,7 @@ def appended(runtime: Runtime, record: SessionRecord, rounds: Sequence[Round]) -
 def reply_to(runtime: Runtime, record: SessionRecord, user: Turn, said: Said) -> Turn:
     """Returns a message as a complete reply to a user turn, not in the session's tree yet."""
     text = said.text
-    ids = tuple(runtime.tokenizer.encode(text, parse_special=False))
+    ids = tuple(runtime.builder.reply_tokens(text))
     return Turn(
         id=record.tree.new_id(),
         parent=user.id,

@@ -97,11 +97,11 @@ def _copy(runtime: Runtime, record: SessionRecord, reply: Turn, user: Turn, enco
 def _encoded(runtime: Runtime, reply: Turn) -> Turn:
     """Returns the reply with this tokenizer's tokens for its text, without its reasoning."""
     try:
-        ids = tuple(runtime.tokenizer.encode(reply.text, parse_special=False))
+        ids = tuple(runtime.builder.reply_tokens(reply.text))
     # Half a character, which a model can generate but a tokenizer cannot encode.
     except InvalidRequest:
         text = reply.text.encode("utf-8", "replace").decode()
-        ids = tuple(runtime.tokenizer.encode(text, parse_special=False))
+        ids = tuple(runtime.builder.reply_tokens(text))
     return replace(
         reply,
         token_ids=ids,

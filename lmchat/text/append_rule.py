@@ -20,7 +20,7 @@ class AppendRule:
 
     def suffix(self, scene: Scene) -> Suffix | None:
         """Returns the suffix, or None where the template does not show the last reply."""
-        marks = Marks(texts([*scene.system, scene.question]))
+        marks = Marks(texts([*scene.system, scene.question, scene.variables]))
         reply = scene.path[-1].message
         sign = marks.take()
         guarded = [self._stage.guard(message, marks) for message in scene.system]
@@ -42,7 +42,7 @@ class AppendRule:
         key = (scene.setting, frozenset(blank(reply, "")))
         known = self._short.get(key)
         if known is None:
-            marks = Marks(texts(scene.system))
+            marks = Marks(texts([*scene.system, scene.variables]))
             sign = marks.take()
             question: Message = {"role": "user", "content": "x"}
             system = [self._stage.guard(message, marks) for message in scene.system]

@@ -23,7 +23,7 @@ class ContextEncoder:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._known: Recent[tuple[str, bytes, tuple[int, ...]], array[int]] = Recent(
             _MOST_CHARACTERS
         )
@@ -31,7 +31,7 @@ class ContextEncoder:
     def encode(self, before: Sequence[int], piece: str, marks: Marks) -> list[int]:
         """Returns the ids of `piece` after the tokens `before`.
 
-        Text that is marked as plain gives no special tokens.
+        Text that is marked as plain gives no marks of the template.
         """
         if not piece:
             return []
@@ -43,16 +43,26 @@ class ContextEncoder:
             self._known.put(key, known, len(piece) + _OVERHEAD)
         return known.tolist()
 
-    def spells_special(self, text: str) -> bool:
-        """Returns whether encoding `text` alone gives a special token."""
-        ids = self._tokenizer.encode(text, add_special_tokens=False)
-        return not self._tokenizer.special_ids.isdisjoint(ids)
+    def encode_reply(self, before: Sequence[int], text: str, lead: str = "") -> list[int]:
+        """Returns the ids of the text of a reply whose tokens are unknown.
+
+        It gives no marks of the template but those that replies have themselves.
+
+        Args:
+            before: the tokens before it.
+            text: the text.
+            lead: white space before the text.
+        """
+        marks = Marks([text])
+        parts = self.tokenizer.own_parts(lead + text)
+        parts[::2] = [f"{marks.begin}{part}{marks.end}" if part else "" for part in parts[::2]]
+        return self.encode(before, "".join(parts), marks)
 
     def _encode(self, before: Sequence[int], piece: str, marks: Marks) -> list[int]:
-        context = self._tokenizer.raw(before) if before else ""
+        context = self.tokenizer.raw(before) if before else ""
         ids: list[int] = []
         for part, plain in marks.split(piece):
-            ids += self._tokenizer.encode_after(context, part, parse_special=not plain)
+            ids += self.tokenizer.encode_after(context, part, parse_special=not plain)
             # After plain text its last character is enough context, and spells nothing.
             context = part[-1] if plain else context + part
         return ids

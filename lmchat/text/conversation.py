@@ -121,7 +121,7 @@ class ConversationRule:
 
         Raises:
             InvalidRequest: the template refuses the messages, ignores the role of one, does not
-                show a reply that goes on, or cannot show the spelling of a special token as text.
+                show a reply that goes on, or cannot show the spelling of a mark as text.
         """
         if talk.continued and (reply := talk.known[-1]) is not None:
             before = replace(
@@ -150,16 +150,13 @@ class ConversationRule:
         return Turn(0, None, "assistant", text, message, self._encoded(lead, text))
 
     def _is_text(self, message: Message, known: Turn | None) -> bool:
-        """Returns whether a reply is text of the template: it spells special tokens, or nothing."""
-        fields = {key: value for key, value in message.items() if key != "role"}
-        special = map(self._stage.spells_special, texts([fields]))
-        return known is None and (not message.get("content") or any(special))
+        """Returns whether a reply is text of the template: it spells marks, or nothing."""
+        return known is None and (not message.get("content") or self._stage.reply_spells(message))
 
     def _encoded(self, lead: _Lead, text: str) -> tuple[int, ...]:
-        """Returns the tokens of a reply with this text, none of them special."""
-        marks = Marks([text])
-        literal = f"{marks.begin}{lead.before(text)}{text}{marks.end}"
-        return tuple(self._encoder.encode(lead.context, literal, marks))
+        """Returns the tokens of a reply with this text, none of them marks of the template but
+        those that replies have themselves."""
+        return tuple(self._encoder.encode_reply(lead.context, text, lead.before(text)))
 
     # --- "append" --------------------------------------------------------------------------------
 
@@ -167,7 +164,7 @@ class ConversationRule:
         """Returns the prompt by the rule "append", or None where the rule "template" makes it: if
         there are replies of unknown tokens and more than a text, or the template does not show
         each reply once and in its place."""
-        marks = Marks(texts(turn.message for turn in scene.path))
+        marks = Marks(texts([*(turn.message for turn in scene.path), scene.variables]))
         shown: list[Message] = []
         signs: list[str] = []
         replies: list[tuple[tuple[int, ...], bool]] = []
@@ -208,13 +205,14 @@ class ConversationRule:
             for turn, known in zip(scene.path, talk.known, strict=True)
         ]
         scene = replace(scene, path=path)
-        marks = Marks(texts(turn.message for turn in path))
+        marks = Marks(texts([*(turn.message for turn in path), scene.variables]))
         if not talk.continued:
             ids = self._follow.conversation(scene, marks, prompt=talk.generation_prompt)
             return Prompt(ids)
         last, sign = path[-1], marks.take()
         scene = replace(scene, path=path[:-1])
-        message = self._stage.guard({**last.message, "content": sign + last.text}, marks, own=False)
+        message = self._stage.guard(last.message, marks, own=False)
+        message = {**message, "content": sign + message["content"]}
         ids = self._follow.conversation(
             scene, marks, [message], end=(lead.before(last.text), sign), prompt=False
         )
@@ -233,7 +231,8 @@ class ConversationRule:
             after = [_QUESTION, reply, message] if role == "tool" else [message, _QUESTION]
             scene = Scene((), {}, talk.variables, talk.now)
             try:
-                shown = self._stage.render(after, scene, Marks(()), check=False)
+                marks = Marks(texts([talk.variables]))
+                shown = self._stage.render(after, scene, marks, check=False)
             except InvalidRequest:  # it may take the role elsewhere
                 shown = _PROBE
             ignored = self._ignored.put(key, _PROBE not in shown)
@@ -250,7 +249,7 @@ class ConversationRule:
 
     def _find_lead(self, talk: Conversation, has_system: bool) -> _Lead:
         system: list[Message] = [{"role": "system", "content": "x"}] if has_system else []
-        scene, marks = Scene((), {}, talk.variables, talk.now), Marks(())
+        scene, marks = Scene((), {}, talk.variables, talk.now), Marks(texts([talk.variables]))
 
         def parts(replies: Sequence[Message]) -> list[str]:
             rounds = [message for reply in replies for message in (_QUESTION, reply)]

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from lmchat.errors import InvalidRequest
 from lmchat.store.turns import Message, Turn
 from lmchat.text.context_encoder import ContextEncoder
-from lmchat.text.marks import Marks, locate
+from lmchat.text.marks import Found, Marks, locate
 from lmchat.text.recent import Recent
 from lmchat.text.reply_form import ReplyForm
 from lmchat.text.reply_pieces import Piece, Sought, mark_reply, pieces_of
 from lmchat.text.reply_tokens import ReplyTokens, Speller
-from lmchat.text.scene import Scene, Stage, Suffix, blank, rounds, texts
+from lmchat.text.scene import CANNOT_SHOW, Scene, Stage, Suffix, blank, rounds, texts
 from lmchat.text.tokenizer import Tokenizer
 
 _QUESTION: Message = {"role": "user", "content": "x"}
@@ -137,7 +137,7 @@ class FollowRule:
 
     def _from_start(self, scene: Scene) -> _Prompt:
         past = [turn.message for turn in scene.path]
-        marks = Marks(texts([*past, scene.question]))
+        marks = Marks(texts([*past, scene.question, scene.variables]))
         messages = [self._stage.guard(message, marks) for message in [*past, scene.question]]
         return self._compose([], _Window(scene, messages, scene.path, marks))
 
@@ -151,7 +151,7 @@ class FollowRule:
             return None
         anchor, *turns = scene.path[-3:]
         new = [*(turn.message for turn in turns), scene.question]
-        marks = Marks(texts([*scene.system, *new]))
+        marks = Marks(texts([*scene.system, *new, scene.variables]))
         sign = marks.take()
         messages = [
             *(self._stage.guard(message, marks) for message in scene.system),
@@ -170,14 +170,44 @@ class FollowRule:
             self._stage.render(window.messages, window.scene, window.marks, prompt=window.prompt)
         )
         ids, at, last = list(before), 0, -1
+        literal = self._literal_places(window, text)
+
+        def encode(start: int, end: int) -> list[int]:
+            part = window.marks.around_places(text, start, end, literal)
+            return self._encoder.encode(ids, part, window.marks)
+
         for pieces in self._pieces(window, text):
             last = -1
             for piece in pieces:
-                ids += self._encoder.encode(ids, text[at : piece.start], window.marks)
+                ids += encode(at, piece.start)
                 ids += piece.ids
                 at, last = piece.end, len(ids)
-        ids += self._encoder.encode(ids, text[at:], window.marks)
+        ids += encode(at, len(text))
         return _Prompt(ids, text, last, window.marks.without_literals(text[at:]))
+
+    def _literal_places(self, window: _Window, text: str) -> list[Found]:
+        """Returns the positions of replies' words that spell tokens of the template.
+
+        Where a reply is not found by its own tokens, its words are encoded, and stay words.
+        """
+        messages, pairs = list(window.messages), list[tuple[str, str]]()
+        first = len(messages) - window.after - len(window.turns)
+        for i, turn in enumerate(window.turns):
+            if turn.role == "assistant":
+                messages[first + i], found = self._stage.mark_reply(turn.message, window.marks)
+                pairs += found
+        if not pairs:
+            return []
+        shown = window.cut(
+            self._stage.render(
+                messages, window.scene, window.marks, check=False, prompt=window.prompt
+            )
+        )
+        clean, places = locate(shown, pairs)
+        torn = (pair for pair, place in zip(pairs, places, strict=True) if place is None)
+        if clean != text or any(mark in shown for pair in torn for mark in pair):
+            raise InvalidRequest(CANNOT_SHOW)
+        return sorted(filter(None, places), key=lambda place: place.start)
 
     def _pieces(self, window: _Window, text: str) -> list[list[Piece]]:
         """Returns for each reply the parts of the rendering that its own tokens replace."""
@@ -249,7 +279,7 @@ class FollowRule:
 
     def _changes_nothing(self, scene: Scene, shapes: list[Message]) -> bool:
         """Returns the result for conversations whose replies have these shapes, last one first."""
-        marks = Marks(texts(scene.system))
+        marks = Marks(texts([*scene.system, scene.variables]))
         sign = marks.take()
         system = [self._stage.guard(message, marks) for message in scene.system]
 

@@ -22,7 +22,7 @@ class Marks:
         self._next = _FIRST
         self._ours: list[str] = []
         self.begin, self.end = self.take(), self.take()
-        """Puts marks around text in which no special token is recognized."""
+        """Puts marks around text in which no token of the template is recognized."""
 
     def take(self) -> str:
         """Returns a new mark."""
@@ -36,6 +36,16 @@ class Marks:
         """`text` with the marks for plain text around it, white space at its ends outside."""
         return around(text, text.strip(), self.begin, self.end, last=True)
 
+    def around_places(self, text: str, start: int, end: int, places: Sequence[Found]) -> str:
+        """Returns `text[start:end]` with the marks for plain text around these parts of `text`."""
+        parts, at = [], start
+        for place in places:
+            first, last = max(place.start, at), min(place.end, end)
+            if first < last:
+                parts += [text[at:first], self.begin, text[first:last], self.end]
+                at = last
+        return "".join([*parts, text[at:end]])
+
     def split(self, text: str) -> Iterator[tuple[str, bool]]:
         """Returns the parts of a rendering without marks, and whether each is plain text."""
         plain = False
@@ -44,6 +54,15 @@ class Marks:
                 plain = part == self.begin
             elif part:
                 yield part, plain
+
+    def are_paired(self, text: str) -> bool:
+        """Returns whether the marks for plain text in a rendering open and close in turn."""
+        found = re.findall(f"[{self.begin}{self.end}]", text)
+        return found == [self.begin, self.end] * (len(found) // 2)
+
+    def bare(self, text: str) -> str:
+        """`text` without any of these marks."""
+        return text.translate(dict.fromkeys(map(ord, self._ours)))
 
     def without_literals(self, text: str) -> str:
         """`text` without the marks for plain text."""

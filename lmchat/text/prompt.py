@@ -27,8 +27,8 @@ A reply's stop token was never computed by the model, only chosen. When the temp
 that very token it stays; otherwise it is dropped, under both rules, and does not count as
 rewritten. A reply cut short has none, and the template's own end of turn is appended.
 
-A user's text is plain text: where it spells special tokens, it is encoded by itself and gives
-none of them.
+A user's text is plain text: where it spells marks (special tokens, and added tokens that the
+template writes), it is encoded by itself and gives none of them.
 
 A reply whose text a template changes in some other way than by leaving out its ends or its
 reasoning cannot be found in the rendering. Under "template" the rendered words are then encoded.
@@ -56,6 +56,7 @@ from lmchat.text.reply_form import ReplyForm
 from lmchat.text.scene import Scene, Stage, Suffix, texts
 from lmchat.text.template import ChatTemplate
 from lmchat.text.template_class import TemplateInfo, check_system, examine
+from lmchat.text.template_tokens import template_tokens
 from lmchat.text.tokenizer import Tokenizer
 from turbomind.shown import shown
 
@@ -72,21 +73,32 @@ class PromptBuilder:
     """
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
-        self._tokenizer = tokenizer
+        self._read = tokenizer
         self._template = template
-        self._encoder = ContextEncoder(tokenizer)
 
     @functools.cached_property
     def _examined(self) -> tuple[TemplateInfo, ReplyForm]:
-        return examine(self._template, self._tokenizer.added_texts)
+        return examine(self._template, self._read.added_texts)
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer, which knows the tokens that the template writes."""
+        if self._template is None:
+            return self._read
+        found = template_tokens(self._template, self._read, self.info)
+        return self._read.with_tokens(found)
+
+    @functools.cached_property
+    def _encoder(self) -> ContextEncoder:
+        return ContextEncoder(self.tokenizer)
 
     @functools.cached_property
     def _rules(self) -> tuple[Stage, AppendRule, FollowRule, ConversationRule] | None:
         if self._template is None:
             return None
-        stage = Stage(self._template, self._encoder)
+        stage = Stage(self._template, self.tokenizer)
         info, form = self._examined
-        follow = FollowRule(self._tokenizer, stage, self._encoder, form)
+        follow = FollowRule(self.tokenizer, stage, self._encoder, form)
         appends = info.default_history == "append"
         whole = ConversationRule(stage, self._encoder, follow, form, appends)
         return stage, AppendRule(stage, self._encoder), follow, whole
@@ -105,7 +117,7 @@ class PromptBuilder:
         """Returns whether a reply to `prompt` (its end is enough) starts inside its reasoning."""
         if self.reasoning is None:
             return False
-        text = prompt if isinstance(prompt, str) else self._tokenizer.raw(prompt[-64:])
+        text = prompt if isinstance(prompt, str) else self.tokenizer.raw(prompt[-64:])
         return self.reasoning.opened_by(text)
 
     def reply_message(self, text: str, reasoning: str, raw: str) -> Message:
@@ -114,6 +126,13 @@ class PromptBuilder:
         `raw` is the reply with its special tokens spelled out, without its stop token.
         """
         return self._examined[1].message(text, reasoning, raw)
+
+    def reply_tokens(self, text: str) -> list[int]:
+        """Returns the tokens of a reply that is known by its text alone.
+
+        Raises InvalidRequest for a text that is no Unicode.
+        """
+        return self._encoder.encode_reply((), text)
 
     def check_system(self, path: Sequence[Turn]) -> None:
         """Raises InvalidRequest when `path` begins with a system turn that would have no effect."""
@@ -163,7 +182,7 @@ class PromptBuilder:
     def _first(self, scene: Scene, stage: Stage) -> Suffix:
         """Encodes the first question: the whole rendering in one piece."""
         messages = [*scene.system, scene.question]
-        marks = Marks(texts(messages))
+        marks = Marks(texts([*messages, scene.variables]))
         text = stage.render([stage.guard(m, marks) for m in messages], scene, marks)
         return Suffix(scene.question, 0, self._encoder.encode((), text, marks))
 
@@ -172,7 +191,7 @@ class PromptBuilder:
         if scene.system:
             check_system(self.info)
         if not scene.path:
-            return Suffix(scene.question, 0, self._tokenizer.encode(text, parse_special=False))
+            return Suffix(scene.question, 0, self.tokenizer.encode(text, parse_special=False))
         _, body = scene.transcript
         marks = Marks([text])
         return Suffix(
@@ -195,7 +214,7 @@ class PromptBuilder:
                 )
             marks = Marks([text])
             if i == 0:
-                own = self._tokenizer.encode(text, parse_special=False)
+                own = self.tokenizer.encode(text, parse_special=False)
             elif known is not None:
                 own = own_tokens(known)
             else:

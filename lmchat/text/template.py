@@ -144,6 +144,14 @@ class ChatTemplate:
             raise ModelError(f"{folder}: chat_template is {type(source).__name__}, expected text")
         return cls(source, special_tokens(folder))
 
+    def literals(self) -> list[str]:
+        """Returns the texts in the template's source, also those that some branch alone writes."""
+        with metered(self.limits):
+            tree = _environment().parse(self.source)
+        data = [node.data for node in tree.find_all(jinja2.nodes.TemplateData)]
+        values = [node.value for node in tree.find_all(jinja2.nodes.Const)]
+        return [text for text in (*data, *values) if isinstance(text, str)]
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import re
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
 from lmchat.text.detokenizer import IncrementalDetokenizer
+from lmchat.text.spellings import Spellings, pattern
 from turbomind.errors import ContextFull, InvalidRequest, ModelError
+
+if TYPE_CHECKING:
+    from lmchat.text.template_tokens import TemplateTokens
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 # Decoders whose tokens are whole characters, apart from the raw bytes of a fallback.
@@ -49,9 +54,13 @@ class Tokenizer:
     other threads run while a long text is encoded.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, named: Iterable[str] = ()) -> None:
+    def __init__(
+        self, backend: tokenizers.Tokenizer, named: Mapping[str, str] | None = None
+    ) -> None:
         self._backend = backend
-        named = set(named)
+        self.named = dict(named or {})
+        """Spellings of the named special tokens: "bos_token", "eos_token", ..."""
+        texts = set(self.named.values())
         backend.no_padding()
         backend.no_truncation()
         added = backend.get_added_tokens_decoder()
@@ -59,11 +68,14 @@ class Tokenizer:
         """Spellings of the tokens that are found before a text is split, special or not."""
         # Some have their end token as an ordinary added one.
         self.special_texts: dict[str, int] = {
-            t.content: i for i, t in added.items() if t.special or t.content in named
+            t.content: i for i, t in added.items() if t.special or t.content in texts
         }
         """Spellings of the special tokens and their ids."""
         self.special_ids = frozenset(self.special_texts.values())
         """Ids that decoding leaves out by default."""
+        self.mark_ids = self.special_ids
+        """Ids that no typed text becomes: special tokens, and those that the template writes."""
+        self._own = dict.fromkeys((False, True), pattern(()))
         parts = _decoder_parts(json.loads(backend.to_str()).get("decoder") or {})
         self._byte_level = [part for part in parts if part != "Fuse"] == ["ByteLevel"]
         self._byte_fallback = "ByteFallback" in parts
@@ -82,7 +94,7 @@ class Tokenizer:
         from lmchat.text.template import special_tokens
 
         path = Path(folder) / "tokenizer.json"
-        named = special_tokens(folder).values()
+        named = special_tokens(folder)
         if path.is_file():
             try:
                 backend = tokenizers.Tokenizer.from_file(str(path))
@@ -98,6 +110,16 @@ class Tokenizer:
             raise ModelError(f"{path.parent}: no tokenizer.json and no SentencePiece model{hint}")
         return cls(sentencepiece_model.load(model), named)
 
+    def with_tokens(self, found: TemplateTokens) -> Tokenizer:
+        """Returns a tokenizer that has the marks of a chat template, the added tokens `found`."""
+        made = copy.copy(self)
+        for name in ("spellings", "_new_names", "_literal"):  # cached
+            made.__dict__.pop(name, None)
+        made.mark_ids = made.special_ids | found.marks
+        own = {t for t, i in self.added_texts.items() if i in found.replies}
+        made._own = {True: pattern(own), False: pattern(own - made.special_texts.keys())}
+        return made
+
     @property
     def vocab_size(self) -> int:
         """Number of tokens, added ones included."""
@@ -108,17 +130,17 @@ class Tokenizer:
     ) -> list[int]:
         """Returns the ids of `text`.
 
-        Spellings of special tokens in it become those tokens; with `parse_special=False` they are
-        ordinary text, and only the post-processor's own tokens are special.
+        Spellings of marks (`mark_ids`) in it become those tokens; with `parse_special=False` they
+        are ordinary text, and only the post-processor's own tokens are special.
         Raises InvalidRequest for a text that is no Unicode (half of a surrogate pair).
         """
         _check_unicode(text)
         found = _encoding(self._backend, text, add_special_tokens)
         ids: list[int] = found.ids
-        if parse_special or self.special_ids.isdisjoint(ids):
+        if parse_special or self.mark_ids.isdisjoint(ids):
             return ids
         if any(
-            i in self.special_ids and not ours
+            i in self.mark_ids and not ours
             for i, ours in zip(ids, found.special_tokens_mask, strict=True)
         ):
             return list(_encoding(self._literal, text, add_special_tokens).ids)
@@ -161,7 +183,7 @@ class Tokenizer:
         """Returns the ids that `text` has in an encoding of `context + text` in one piece.
 
         So no word-start token is added after ordinary text. An empty context is the start of
-        a text. Spellings of special tokens in `context` count as those tokens, those in `text`
+        a text. Spellings of marks in `context` count as those tokens, those in `text`
         unless `parse_special=False`. Where a token of the one piece spans the border, the ids are
         those of `text` after some other character: their text is still exactly `text`.
         The cost depends on `text` alone: only the last characters of `context` are looked at.
@@ -174,7 +196,7 @@ class Tokenizer:
         _check_unicode(text)
         backend = self._backend
         before, whole = _ids(backend, tail), _ids(backend, tail + text)
-        if not parse_special and self._specials(before) != self._specials(whole):
+        if not parse_special and self._marks(before) != self._marks(whole):
             backend, tail = self._literal, self._rename(tail)
             before, whole = _ids(backend, tail), _ids(backend, tail + text)
         shared = _common(before, whole)
@@ -217,14 +239,31 @@ class Tokenizer:
         return [found[token] for token in ids]
 
     @functools.cached_property
+    def spellings(self) -> Spellings:
+        """The spellings of the marks."""
+        return Spellings(t for t, i in self.added_texts.items() if i in self.mark_ids)
+
+    def own_parts(self, text: str, *, generated: bool = False) -> list[str]:
+        """Returns the text of a reply cut at tokens that replies have themselves, around reasoning
+        and calls of tools. Every second part is one.
+
+        Args:
+            text: the text.
+            generated: whether the text is that of tokens. Special ones among these are spelled in
+                it; in another text such a spelling is no token.
+        """
+        return self._own[generated].split(text)
+
+    @functools.cached_property
     def _new_names(self) -> dict[str, str]:
-        """Spellings of the special tokens in `_literal`, which no text can guess."""
+        """Spellings of the marks in `_literal`, which no text can guess."""
         secret = secrets.token_hex(16)
-        return {text: f"<{secret}{i}>" for text, i in self.special_texts.items()}
+        marks = self.added_texts.items()
+        return {text: f"<{secret}{i}>" for text, i in marks if i in self.mark_ids}
 
     @functools.cached_property
     def _literal(self) -> tokenizers.Tokenizer:
-        """The tokenizer with its special tokens renamed, so that their spellings are plain text.
+        """The tokenizer with its marks renamed, so that their spellings are plain text.
 
         A copy, because the backend's own switch for this would hold for every thread; and because
         with that switch the spellings in the vocabulary of a Unigram model still match.
@@ -235,12 +274,10 @@ class Tokenizer:
 
     def _rename(self, text: str) -> str:
         names = self._new_names
-        spellings = sorted(names, key=len, reverse=True)
-        pattern = "|".join(map(re.escape, spellings))
-        return re.sub(pattern, lambda m: names[m.group()], text) if pattern else text
+        return self.spellings.pattern.sub(lambda found: names[found.group()], text)
 
-    def _specials(self, ids: list[int]) -> list[int]:
-        return [i for i in ids if i in self.special_ids]
+    def _marks(self, ids: list[int]) -> list[int]:
+        return [i for i in ids if i in self.mark_ids]
 
     def stream(
         self, *, context: Sequence[int] = (), skip_special_tokens: bool = True

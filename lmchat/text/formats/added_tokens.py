@@ -14,10 +14,10 @@ from typing import Any
 import tokenizers
 
 from lmchat.errors import ModelError
+from lmchat.text.spellings import is_mark
 from lmchat.text.template import special_tokens
 from turbomind.models.config import read_json
 
-_SPACE = "\u2581"  # a space in the pieces of SentencePiece models
 _FLAGS = ("lstrip", "rstrip", "single_word", "normalized")
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
 
@@ -60,13 +60,6 @@ def _index(value: Any, path: Path) -> int:
     if not str(value).isascii() or not str(value).isdecimal() or int(value) >= 1 << 31:
         raise ModelError(f"{path}: a token has the id {value!r:.40}, expected a number below 2**31")
     return int(value)
-
-
-def is_mark(text: str) -> bool:
-    """Returns whether a text looks like a mark, such as "<|user|>" or "[INST]": it has letters or
-    digits and other signs. Words, white space and "!" do not."""
-    letters = [char.isalnum() for char in text if not char.isspace() and char != _SPACE]
-    return any(letters) and not all(letters)
 
 
 def special_names(folder: Path) -> set[str]:

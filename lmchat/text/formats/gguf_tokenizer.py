@@ -63,7 +63,7 @@ def read_tokenizer(file: GgufFile) -> Tokenizer:
             backend = tokenizers.Tokenizer.from_str(whole)
         except Exception as error:  # the library raises it so for a text it cannot read
             raise ModelError(f"{file.path}: {_WHOLE}: {error}") from error
-        return Tokenizer(backend, special_tokens(file).values())
+        return Tokenizer(backend, special_tokens(file))
     kind = file.metadata.get(f"{_KEY}model")
     if kind == "llama":
         backend = _sentencepiece(file)
@@ -73,7 +73,7 @@ def read_tokenizer(file: GgufFile) -> Tokenizer:
         backend = _characters(file)
     else:
         raise _error(file, "model", "'llama', 'gpt2' or 'gemma4'")
-    return Tokenizer(backend, special_tokens(file).values())
+    return Tokenizer(backend, special_tokens(file))
 
 
 def read_template(file: GgufFile) -> ChatTemplate | None:

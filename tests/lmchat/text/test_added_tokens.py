@@ -8,7 +8,7 @@ from chat_models import CHATML, chat_model, make_tokenizer
 
 import lmchat
 from lmchat.errors import ModelError
-from lmchat.text.formats import added_tokens
+from lmchat.text.spellings import is_mark
 from lmchat.text.tokenizer import Tokenizer
 
 transformers = pytest.importorskip("transformers")
@@ -145,8 +145,8 @@ def test_wrong_entries_are_refused_by_name(config, match, tmp_path):
 
 def test_marks_have_letters_and_other_signs():
     marks = ["<|user|>", "[INST]", "<s>", "]~b]", "<｜User｜>", "### Instruction:", "▁<EOT>"]
-    assert all(map(added_tokens.is_mark, marks))
-    assert not any(map(added_tokens.is_mark, ["user", "!", "\n\n", "▁▁", "```", "▁the", "", "12"]))
+    assert all(map(is_mark, marks))
+    assert not any(map(is_mark, ["user", "!", "\n\n", "▁▁", "```", "▁the", "", "12"]))
 
 
 def test_pieces_of_a_sentencepiece_model_take_the_names_of_the_config(tmp_path):
