@@ -93,7 +93,7 @@ def command(
         on_cpu = fault is not None or report["machine"]["device"] == "cpu"
         notes = [float16_note(info, _C.resolve_isa("auto")) if on_cpu else "", info.head_note]
         report["model"] |= {"note": "; ".join(filter(None, notes)) or None}
-        report["model"] |= {"chat": chat_facts(info)}
+        report["model"] |= chat_facts(info)
     if as_json:
         typer.echo(json.dumps(report, indent=2))
         return
@@ -235,23 +235,25 @@ def _experts_facts(model: Description) -> dict[str, int] | None:
     }
 
 
-def chat_facts(info: ModelInfo) -> dict[str, Any] | None:
-    """Returns the facts about the chat template; None without a tokenizer.
+def chat_facts(info: ModelInfo) -> dict[str, Any]:
+    """Returns the facts about the chat template, "chat": None without a tokenizer, and all tokens
+    that end a reply, "eos_token_ids".
 
-    A broken tokenizer or template gives a dict with only "error".
+    A broken tokenizer or template gives a "chat" with only "error".
     """
     from lmchat.errors import Error
     from lmchat.text.model_text import has_tokenizer, read_text
     from lmchat.text.prompt import PromptBuilder
 
     if not has_tokenizer(info):
-        return None
+        return {"chat": None}
     try:
         text = read_text(info)
-        found = PromptBuilder(text.tokenizer, text.template).info
+        builder = PromptBuilder(text.tokenizer, text.template, info.eos_token_ids)
+        found, ends = builder.info, builder.end_token_ids
     except Error as error:
-        return {"error": str(error)}
-    return {
+        return {"chat": {"error": str(error)}}
+    chat = {
         "template": found.kind,
         "history": found.default_history,
         "system_prompt": found.system,
@@ -259,6 +261,7 @@ def chat_facts(info: ModelInfo) -> dict[str, Any] | None:
         "thinking_switch": found.switch and dataclasses.asdict(found.switch),
         "notes": list(found.notes),
     }
+    return {"chat": chat, "eos_token_ids": [i for i in ends if i < info.description.vocab]}
 
 
 def _table(title: str, rows: list[tuple[str, str]]) -> Table:

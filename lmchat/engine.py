@@ -147,7 +147,9 @@ class ChatEngine(StatelessVerbs):
         try:
             info = self.core.info
             text = read_text(info)
-            template, builder = text.template, PromptBuilder(text.tokenizer, text.template)
+            template = text.template
+            builder = PromptBuilder(text.tokenizer, template, info.eos_token_ids)
+            self.core.set_eos_token_ids(builder.end_token_ids)
             model_settings = settings_module.from_generation_config(info.generation_defaults)
             pages = LowerTiers(self.core, tiers.get("page_folder"))
             durability = Durability(store, pages)

@@ -9,7 +9,7 @@ import os
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -300,6 +300,15 @@ class Engine:
     def eos_token_ids(self) -> tuple[int, ...]:
         """Token ids that end a generation unless `ignore_eos`."""
         return self.info.eos_token_ids
+
+    def set_eos_token_ids(self, ids: Iterable[int]) -> None:
+        """Sets the token ids that end the generations to come unless `ignore_eos`.
+
+        Args:
+            ids: The ids. Those outside of the vocabulary are left out.
+        """
+        known = (i for i in dict.fromkeys(ids) if 0 <= i < self.vocab_size)
+        self.info = replace(self.info, eos_token_ids=tuple(known))
 
     def open(
         self, salt: str = "", retention_priority: float = 0.0, persist: bool = False

@@ -71,7 +71,7 @@ class ChatGeneration(StatelessGeneration):
             stop_strings=self._effective.stop_strings,
             resume=self._own,
             context=self._head if builder.info.kind == "none" else (),
-            hidden=self._effective.hidden_tokens(self._runtime.core.info.eos_token_ids),
+            hidden=self._effective.hidden_tokens(self._runtime.core.eos_token_ids),
         )
 
     def _shown_before(self) -> tuple[int, int]:
@@ -84,7 +84,7 @@ class ChatGeneration(StatelessGeneration):
             reasoning=builder.reasoning,
             in_reasoning=builder.starts_in_reasoning(self._head),
             context=self._head if builder.info.kind == "none" else (),
-            hidden=self._effective.hidden_tokens(self._runtime.core.info.eos_token_ids),
+            hidden=self._effective.hidden_tokens(self._runtime.core.eos_token_ids),
         )
         before.push(self._own)
         before.finish()

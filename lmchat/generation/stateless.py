@@ -77,7 +77,7 @@ class StatelessGeneration:
             self._runtime.tokenizer,
             stop_strings=self._effective.stop_strings,
             context=self._token_ids,
-            hidden=self._effective.hidden_tokens(self._runtime.core.info.eos_token_ids),
+            hidden=self._effective.hidden_tokens(self._runtime.core.eos_token_ids),
         )
 
     def enter(self) -> None:

@@ -40,7 +40,7 @@ the tokenizer itself adds, the later ones after the transcript, and stop tokens 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -56,7 +56,7 @@ from lmchat.text.reply_form import ReplyForm
 from lmchat.text.scene import Scene, Stage, Suffix, texts
 from lmchat.text.template import ChatTemplate
 from lmchat.text.template_class import TemplateInfo, check_system, examine
-from lmchat.text.template_tokens import template_tokens
+from lmchat.text.template_tokens import TemplateTokens, template_tokens
 from lmchat.text.tokenizer import Tokenizer
 from turbomind.shown import shown
 
@@ -67,26 +67,44 @@ __all__ = ["Conversation", "Prompt", "PromptBuilder", "Suffix"]
 
 
 class PromptBuilder:
-    """Turns conversations into token ids, for one tokenizer and template (None: plain completion).
+    """Turns conversations into token ids. Safe to use from many threads.
 
-    Safe to use from many threads.
+    Args:
+        tokenizer: the tokenizer as its files have it.
+        template: the chat template. None: a conversation is plain text.
+        ends: the end tokens that the model's configuration names.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, template: ChatTemplate | None, ends: Iterable[int] = ()
+    ) -> None:
         self._read = tokenizer
         self._template = template
+        self._ends = tuple(ends)
 
     @functools.cached_property
     def _examined(self) -> tuple[TemplateInfo, ReplyForm]:
         return examine(self._template, self._read.added_texts)
 
     @functools.cached_property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer, which knows the tokens that the template writes."""
+    def _written(self) -> TemplateTokens:
         if self._template is None:
-            return self._read
-        found = template_tokens(self._template, self._read, self.info)
-        return self._read.with_tokens(found)
+            return TemplateTokens()
+        return template_tokens(self._template, self._read, self.info)
+
+    @functools.cached_property
+    def end_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a reply: those of the configuration, the tokenizer's own end token, and
+        the one that the template writes after a reply."""
+        own = self._read.special_texts.get(self._read.named.get("eos_token", ""))
+        found = [*self._ends, *([] if own is None else [own]), *sorted(self._written.ends)]
+        return tuple(dict.fromkeys(found))
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer, which knows the tokens that the template writes and those that end a
+        reply."""
+        return self._read.with_tokens(self._written, self.end_token_ids)
 
     @functools.cached_property
     def _encoder(self) -> ContextEncoder:

@@ -2,30 +2,29 @@
 
 A template writes marks around turns, reasoning and calls of tools. Most are special tokens, but
 some tokenizers have them as ordinary added ones. Whatever their kind, a user's text must not become
-one.
+one, and the one after a reply ends it.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from lmchat.store.turns import Message
+from lmchat.text.reasoning import REASONING_FIELDS
 from lmchat.text.reply_form import render_or_none
 from lmchat.text.spellings import is_mark
 from lmchat.text.template import ChatTemplate
 from lmchat.text.template_class import TemplateInfo
 from lmchat.text.tokenizer import Tokenizer
 
+_REPLY, _THOUGHT = "Zq7", "Zq8"  # texts that no template has
 _QUESTION: Message = {"role": "user", "content": "x"}
-_ANSWER: Message = {"role": "assistant", "content": "x"}
-_ASKED: tuple[list[Message], ...] = (
-    [_QUESTION],
-    [_QUESTION, _ANSWER],
-    [_QUESTION, _ANSWER, _QUESTION],
-)
+_ANSWER: Message = {"role": "assistant", "content": _REPLY}
+_ANSWERED: tuple[list[Message], ...] = ([_QUESTION, _ANSWER], [_QUESTION, _ANSWER, _QUESTION])
 _LED: tuple[list[Message], ...] = (
     [{"role": "system", "content": "x"}, _QUESTION, _ANSWER, _QUESTION],
     [{"role": "developer", "content": "x"}, _QUESTION],
@@ -50,10 +49,12 @@ class TemplateTokens:
     Attributes:
         marks: all of them.
         replies: those that a reply itself has, around its reasoning and its calls of tools.
+        ends: those right after a reply.
     """
 
     marks: frozenset[int] = frozenset()
     replies: frozenset[int] = frozenset()
+    ends: frozenset[int] = frozenset()
 
 
 def template_tokens(
@@ -66,7 +67,7 @@ def template_tokens(
     written = found.ids(
         [*template.literals(), *found.rendered([[_QUESTION]], [{"tools": [_TOOL]}])]
     )
-    return TemplateTokens(turns | calls | replies | written, replies)
+    return TemplateTokens(turns | calls | replies | written, replies, found.ends())
 
 
 class _Trial:
@@ -92,21 +93,18 @@ class _Trial:
         self,
         talks: Iterable[list[Message]],
         settings: Iterable[Mapping[str, Any]] = ({},),
-        prompts: Iterable[bool] = (False, True),
+        *,
+        prompt: bool = False,
     ) -> list[str]:
         """Returns the renderings of conversations that the template takes.
 
         Args:
             talks: the conversations.
             settings: variables of the template, each for all conversations.
-            prompts: whether the start of a reply follows.
+            prompt: whether the start of a reply follows.
         """
-        texts = [
-            render_or_none(self._template, talk, prompt, variables)
-            for talk in talks
-            for variables in settings
-            for prompt in prompts
-        ]
+        pairs = itertools.product(talks, settings)
+        texts = [render_or_none(self._template, talk, prompt, found) for talk, found in pairs]
         return [text for text in texts if text is not None]
 
     def ids(self, texts: Iterable[str]) -> frozenset[int]:
@@ -118,14 +116,20 @@ class _Trial:
 
     def turns(self) -> frozenset[int]:
         """Returns the tokens in conversations of all roles, without those of calls of tools."""
-        texts = self.rendered(_ASKED, self._settings) + self.rendered(_LED)
-        answered = self.ids(self.rendered([*self._called(answered=True)]))
+        texts = self._answers + self.rendered(_LED)
+        texts += self.rendered([[_QUESTION]], self._settings, prompt=True)
+        answered = self.ids(self.rendered(self._called(answered=True)))
         return self.ids(texts) | (answered - self.calls)
+
+    @functools.cached_property
+    def _answers(self) -> list[str]:
+        """Renderings of a reply, alone and with the next question."""
+        return self.rendered(_ANSWERED, self._settings)
 
     @functools.cached_property
     def calls(self) -> frozenset[int]:
         """The tokens in conversations whose reply calls a tool."""
-        return self.ids(self.rendered([*self._called(answered=False)]))
+        return self.ids(self.rendered(self._called(answered=False)))
 
     @staticmethod
     def _called(*, answered: bool) -> Iterable[list[Message]]:
@@ -135,3 +139,22 @@ class _Trial:
             call = {"id": _CALL_ID, "type": "function", "function": function}
             reply: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
             yield [_QUESTION, reply, *([_RESULT] if answered else [])]
+
+    def ends(self) -> frozenset[int]:
+        """Returns the tokens right after a reply that are not inside of replies too."""
+        found: set[int] = set()
+        for text in self._answers:
+            _, is_there, after = text.rpartition(_REPLY)
+            ids = self._tokenizer.encode(after.lstrip(), add_special_tokens=False)
+            found.update(ids[:1] if is_there else [])
+        return (frozenset(found) & self._marks) - self.of_reasoning - self._inner()
+
+    def _inner(self) -> frozenset[int]:
+        """Returns the tokens between the reasoning of a reply and its text."""
+        between: list[str] = []
+        fields = [field for field in REASONING_FIELDS if field in self._template.source]
+        talks = [[_QUESTION, {**_ANSWER, field: _THOUGHT}] for field in fields]
+        for text in self.rendered(talks, self._settings):
+            _, _, rest = text.partition(_THOUGHT)
+            between += rest.split(_REPLY)[:-1]
+        return self.ids(between)

@@ -7,14 +7,14 @@ import functools
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
 from lmchat.text.detokenizer import IncrementalDetokenizer
-from lmchat.text.spellings import Spellings, pattern
+from lmchat.text.spellings import Spellings, is_mark, pattern
 from turbomind.errors import ContextFull, InvalidRequest, ModelError
 
 if TYPE_CHECKING:
@@ -110,11 +110,21 @@ class Tokenizer:
             raise ModelError(f"{path.parent}: no tokenizer.json and no SentencePiece model{hint}")
         return cls(sentencepiece_model.load(model), named)
 
-    def with_tokens(self, found: TemplateTokens) -> Tokenizer:
-        """Returns a tokenizer that has the marks of a chat template, the added tokens `found`."""
+    def with_tokens(self, found: TemplateTokens, ends: Iterable[int] = ()) -> Tokenizer:
+        """Returns a tokenizer that has the marks of a chat template.
+
+        Args:
+            found: the added tokens that the template writes.
+            ends: tokens that end a reply. Those of them that look like marks are special ones, but
+                for those that replies have themselves.
+        """
+        hidden = set(ends) - found.replies
+        more = {t: i for t, i in self.added_texts.items() if i in hidden and is_mark(t)}
         made = copy.copy(self)
         for name in ("spellings", "_new_names", "_literal"):  # cached
             made.__dict__.pop(name, None)
+        made.special_texts = {**self.special_texts, **more}
+        made.special_ids = frozenset(made.special_texts.values())
         made.mark_ids = made.special_ids | found.marks
         own = {t for t, i in self.added_texts.items() if i in found.replies}
         made._own = {True: pattern(own), False: pattern(own - made.special_texts.keys())}

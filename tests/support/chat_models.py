@@ -77,6 +77,13 @@ def chat_model(
     return path
 
 
+def endless_chat_model(path: Path, *, context: int) -> Path:
+    """Writes a folder as `chat_model()` does, of a model that never ends a reply by itself."""
+    chat_model(path, context=context)
+    _write_json(path / "generation_config.json", {"bad_words_ids": [[0], [2]]})
+    return path
+
+
 def make_tokenizer() -> Any:
     """Returns a byte-level BPE with few merges, which encodes texts of any language."""
     import tokenizers

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from assets import ROOT
-from chat_models import chat_model
+from chat_models import endless_chat_model
 from command import ENVIRONMENT, LMCHAT
 from stores import stored_session
 from terminal import Terminal
@@ -21,12 +20,9 @@ OPTIONS = ["--cache-memory", "32MiB", "--threads", "1"]
 
 @pytest.fixture(scope="module", name="model")
 def made_model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Returns a model without an end-of-sequence token."""
-    path = chat_model(tmp_path_factory.mktemp("models") / "endless", context=60_000)
-    for name in ("config.json", "generation_config.json"):
-        config = json.loads((path / name).read_text())
-        (path / name).write_text(json.dumps({**config, "eos_token_id": None}))
-    return str(path)
+    """Returns a model that never ends a reply by itself."""
+    path = tmp_path_factory.mktemp("models") / "endless"
+    return str(endless_chat_model(path, context=60_000))
 
 
 @pytest.fixture(name="data_dir")

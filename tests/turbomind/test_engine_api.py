@@ -140,7 +140,7 @@ def test_a_stop_token_ends_the_generation_and_is_part_of_it(
     assert (by_request.token_ids, by_request.finish_reason) == (expected, "stop")
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [69, stop]}))
     stopped = open_engine(plain, load_format="dummy")
-    assert stopped.eos_token_ids == (69, stop)
+    assert stopped.eos_token_ids == (69, stop, 2)  # the last one is of config.json
     by_model = stopped.generate(IDS, **options)
     assert (by_model.token_ids, by_model.finish_reason) == (expected, "stop")
     assert stopped.generate(IDS, **GREEDY).token_ids == tokens

@@ -80,15 +80,22 @@ _HARMLESS = ("rope.scaling.finetuned", "tensor_data_layout")
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "MXFP4": "bfloat16"}
 
-# Tokens that end a turn under any id, as in llama.cpp: a file names one end token, models have
-# several.
+# Tokens that end a turn under any id and of any type, as in llama.cpp (`llama_vocab`): a file names
+# one end token, models have several.
 _ENDS = frozenset({
     "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>",
-    "<|eot|>", "<end_of_turn>", "<turn|>", "<EOT>", "<|return|>", "<|call|>",
+    "<|eot|>", "<end_of_turn>", "<turn|>", "<EOT>", "_<EOT>", "\u2581<EOT>", "[EOT]", "[EOS]",
+    "<eos>", "</s>", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<|tool_response>",
+    "<end_of_utterance>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "[e~[",
 })  # fmt: skip
-# Tokens of harmony, the format of gpt-oss, in which "<|end|>" ends a message but no reply.
-_HARMONY, _MESSAGE_END = {"<|return|>", "<|call|>"}, "<|end|>"
-_CONTROL = 3  # type of a token
+# A token of them that is none beside these others. In harmony, the format of gpt-oss, and that of
+# Solar "<|end|>" ends a message but no reply. In Gemma's vocabularies "</s>" is a tag of HTML.
+_OTHER_USES = (
+    ("<|end|>", {"<|return|>", "<|call|>"}),
+    ("<|end|>", {"<|calls|>", "<|flush|>"}),
+    ("</s>", {"<eos>"}),
+    ("</s>", {"<|tool_response>"}),
+)
 
 # Key without "general.sampling." -> field of generation_config.json.
 _SAMPLING = {
@@ -290,19 +297,19 @@ def adapted(file: GgufFile, model: Description) -> Description:
 def end_tokens(file: GgufFile) -> list[int]:
     """Returns the ids of the tokens that end a reply.
 
-    They are the end tokens that the metadata name, then control tokens with the spellings that
-    end a turn in some model.
+    They are the end tokens that the metadata name, then tokens with the spellings that end a turn
+    in some model.
     """
     names = ("eos_token_id", "eot_token_id", "eom_token_id")
     ends = [file.metadata.get(f"tokenizer.ggml.{name}") for name in names]
     ids = [each for each in ends if isinstance(each, int)]
-    keys = ("tokenizer.ggml.tokens", "tokenizer.ggml.token_type")
-    if all(isinstance(file.metadata.get(key), Array) for key in keys):
-        pairs = enumerate(zip(*(file.array(key) for key in keys), strict=False))
-        found = {text: i for i, (text, kind) in pairs if kind == _CONTROL and text in _ENDS}
-        if found.keys() >= _HARMONY:
-            found.pop(_MESSAGE_END, None)
-        ids += found.values()
+    key = "tokenizer.ggml.tokens"
+    if isinstance(file.metadata.get(key), Array):
+        found = {text: i for i, text in enumerate(file.array(key)) if text in _ENDS}
+        others = {end for end, beside in _OTHER_USES if beside <= found.keys()}
+        if file.metadata.get("tokenizer.ggml.model") == "gpt2":
+            others.add("</s>")  # an ordinary piece of byte-level vocabularies
+        ids += [i for text, i in found.items() if text not in others]
     return ids
 
 

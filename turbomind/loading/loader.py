@@ -43,8 +43,9 @@ class ModelInfo:
         description: The architecture.
         dtype: Format in memory of the weights that `formats` does not have.
         kv_dtype: Format of the KV cache.
-        eos_token_ids: From generation_config.json, else from config.json, or from the metadata of a
-            GGUF file; without ids outside the vocabulary.
+        eos_token_ids: From generation_config.json and config.json, or from the metadata of a GGUF
+            file; without ids outside the vocabulary. A chat engine adds those of the tokenizer and
+            of the chat template.
         generation_defaults: generation_config.json as it is, or the values of a GGUF file under
             its names.
         rope_type: The RoPE scaling that the config names; "default" for none.
@@ -248,8 +249,10 @@ def _read_config(path: Path, rope_length: int | None) -> _Source:
     generation: dict[str, Any] = {}
     if (config_path.parent / "generation_config.json").is_file():
         generation = read_json(config_path.parent / "generation_config.json")
-    eos = token_id_list(generation, "eos_token_id", "generation_config.json")
-    eos = eos or token_id_list(values, "eos_token_id", "config.json")
+    eos = [
+        *token_id_list(generation, "eos_token_id", "generation_config.json"),
+        *token_id_list(values, "eos_token_id", "config.json"),
+    ]
     return _Source(
         family,
         values,

@@ -18,9 +18,11 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from lmchat.errors import ModelError
 from lmchat.text.formats import added_tokens, gguf_pieces, sentencepiece_model
+from lmchat.text.spellings import is_mark
 from lmchat.text.template import ChatTemplate
 from lmchat.text.tokenizer import Tokenizer
 from turbomind.files.gguf import GgufFile
+from turbomind.loading.gguf_config import end_tokens
 
 _log = logging.getLogger(__name__)
 _KEY = "tokenizer.ggml."
@@ -29,6 +31,7 @@ _TEMPLATE = "tokenizer.chat_template"
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6  # types of tokens
 _ADDED = (_UNKNOWN, _CONTROL, _USER_DEFINED)  # types of tokens that are matched whole
 _BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
+_MARK = re.compile(r"<[^<>\s]{1,64}>|\[[^\[\]\s]{1,64}\]")  # what may be one in a template
 # Special tokens of Phi-3 that leave the white space after them.
 _PHI3_OTHERS = ("<unk>", "<s>", "<|endoftext|>")
 # A mark of Phi-4, whose special tokens swallow the white space around them.
@@ -73,6 +76,7 @@ def read_tokenizer(file: GgufFile) -> Tokenizer:
         backend = _characters(file)
     else:
         raise _error(file, "model", "'llama', 'gpt2' or 'gemma4'")
+    _add_marks(backend, file)
     return Tokenizer(backend, special_tokens(file))
 
 
@@ -169,6 +173,7 @@ def _types(file: GgufFile, tokens: list[str]) -> list[int]:
 
 def _sentencepiece(file: GgufFile) -> tokenizers.Tokenizer:
     tokens, scores, kinds = _tokens(file, "scores", "token_type")
+    kinds = _with_ends(file, tokens, kinds)
     model = sentencepiece_model.Model(
         pieces=list(zip(tokens, scores, kinds, strict=True)),
         kind=sentencepiece_model.BPE,
@@ -258,6 +263,33 @@ def _characters(file: GgufFile) -> tokenizers.Tokenizer:
     return backend
 
 
+def _with_ends(file: GgufFile, tokens: list[str], kinds: list[int]) -> list[int]:
+    """Returns the types of the tokens; those that end a reply are control tokens, whatever the file
+    calls them."""
+    ends = {i for i in end_tokens(file) if 0 <= i < len(tokens) and is_mark(tokens[i])}
+    return [
+        _CONTROL if i in ends and kind in (_NORMAL, _USER_DEFINED) else kind
+        for i, kind in enumerate(kinds)
+    ]
+
+
+def _add_marks(backend: tokenizers.Tokenizer, file: GgufFile) -> None:
+    """Adds marks that the template spells and that no text becomes otherwise: some files, such as
+    Google's of Gemma 3, call them ordinary tokens."""
+    source = file.metadata.get(_TEMPLATE)
+    if not isinstance(source, str):
+        return
+    found = [
+        tokenizers.AddedToken(text, normalized=False)
+        for text in dict.fromkeys(_MARK.findall(source))
+        if is_mark(text)
+        and (i := backend.token_to_id(text)) is not None
+        and i not in backend.encode(text, add_special_tokens=False).ids
+    ]
+    if found:
+        backend.add_tokens(found)
+
+
 def _add_special(
     backend: tokenizers.Tokenizer,
     file: GgufFile,
@@ -267,6 +299,7 @@ def _add_special(
 ) -> None:
     """Adds the tokens that are matched whole, and those that encoding puts around a text: a BOS by
     default if `add_bos`."""
+    kinds = _with_ends(file, tokens, kinds)
     strips = _PHI4_MARK in tokens and file.metadata.get("general.architecture") == "phi3"
     added = {
         i: tokenizers.AddedToken(

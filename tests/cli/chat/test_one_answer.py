@@ -14,7 +14,7 @@ import time
 
 import pytest
 from assets import asset
-from chat_models import CHATML, chat_model
+from chat_models import CHATML, chat_model, endless_chat_model
 from command import ENVIRONMENT, LMCHAT, lmchat
 
 import lmchat as lmchat_api
@@ -39,11 +39,8 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="module")
 def endless(tmp_path_factory):
     """A model that never ends a reply by itself, and has a long context."""
-    path = chat_model(tmp_path_factory.mktemp("models") / "endless", context=200_000)
-    for name in ("config.json", "generation_config.json"):
-        config = json.loads((path / name).read_text())
-        (path / name).write_text(json.dumps({**config, "eos_token_id": None}))
-    return str(path)
+    path = tmp_path_factory.mktemp("models") / "endless"
+    return str(endless_chat_model(path, context=200_000))
 
 
 @pytest.fixture(scope="module")

@@ -419,7 +419,7 @@ def test_generation_config_gives_end_tokens_and_defaults(tmp_path: Path) -> None
     generation = {"eos_token_id": [7, 8, 7, 10**6], "temperature": 0.6, "top_p": 0.9}
     (tmp_path / "generation_config.json").write_text(json.dumps(generation))
     info = describe(tmp_path)
-    assert info.eos_token_ids == (7, 8)  # the last one is no id of the vocabulary
+    assert info.eos_token_ids == (7, 8, 2, 5)  # one is no id of the vocabulary
     assert info.generation_defaults == generation
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": "</s>"}')
     with pytest.raises(ModelError, match="eos_token_id is '</s>'"):

@@ -373,22 +373,34 @@ def test_other_architectures_and_types_are_refused_by_name(zoo: Zoo, tmp_path: P
     [
         ({"eos_token_id": 2}, {"<|im_end|>": 5}, (2, 5)),
         ({"eos_token_id": 2}, {"<|end|>": 5, "<turn|>": 6}, (2, 5, 6)),
-        # In harmony it ends a message, but no reply.
+        # In harmony and in Solar's format it ends a message, but no reply.
         ({"eos_token_id": 2}, {"<|return|>": 2, "<|end|>": 5, "<|call|>": 6}, (2, 6)),
+        ({"eos_token_id": 2}, {"<|flush|>": 3, "<|end|>": 5, "<|calls|>": 6}, (2, 3, 6)),
         ({"eos_token_id": 2, "eot_token_id": 3, "eom_token_id": 2}, {}, (2, 3)),
         ({"eos_token_id": 71}, {"<|eot_id|>": 69}, (69,)),
+        ({"eos_token_id": 10**6, "eom_token_id": 4}, {"[EOT]": 8, "[EOS]": 9}, (4, 8, 9)),
+        ({}, {"<\uff5cend\u2581of\u2581sentence\uff5c>": 8}, (8,)),
+        ({}, {"<end_of_utterance>": 8, "[e~[": 9, "</s>": 10}, (8, 9, 10)),
+        # Tags of HTML in Gemma's vocabularies, and in byte-level ones.
+        ({}, {"</s>": 5, "<eos>": 6, "<|tool_response>": 8, "<end_of_turn>": 9}, (6, 8, 9)),
+        ({"model": "gpt2"}, {"</s>": 5, "<|im_end|>": 6}, (6,)),
+        ({"model": "gpt2", "eos_token_id": 5}, {"</s>": 5, "<|im_end|>": 6}, (5, 6)),
         ({}, {}, ()),
     ],
 )
+@pytest.mark.parametrize("kind", [1, 3, 4])
 def test_end_tokens_come_from_the_metadata(
-    names: dict[str, int], ids: dict[str, int], ends: tuple[int, ...], tmp_path: Path
+    names: dict[str, Any],
+    ids: dict[str, int],
+    ends: tuple[int, ...],
+    kind: int,
+    tmp_path: Path,
 ) -> None:
     tokens = [f"t{i}" for i in range(70)]
     kinds = [1] * 70
-    tokens[7] = "<|endoftext|>"  # an ordinary token with such a spelling ends nothing
     for text, i in ids.items():
-        tokens[i], kinds[i] = text, 3
-    metadata = {f"tokenizer.ggml.{name}": i for name, i in names.items()}
+        tokens[i], kinds[i] = text, kind
+    metadata: dict[str, Any] = {f"tokenizer.ggml.{name}": value for name, value in names.items()}
     metadata |= {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds}
     assert describe(tiny(tmp_path, tokenizer=metadata)).eos_token_ids == ends
 
