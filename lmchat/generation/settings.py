@@ -83,8 +83,8 @@ class GenerationSettings(TypedDict, total=False):
     """Sequences of token ids that are never produced, at most 4,096 of 1 to 256 tokens. Default:
     none."""
     stop_strings: str | Sequence[str] | None
-    """Texts that end the reply; they are cut off. At most 256 of 1 to 4,096 characters. Default:
-    none."""
+    """Texts that end the reply; they are cut off. Special tokens in a reply, which show nothing,
+    count where a text spells them. At most 256 of 1 to 4,096 characters. Default: none."""
     stop_token_ids: Sequence[int] | None
     """Token ids that end the reply, beside the end tokens. Default: none."""
     eos_token_ids: Sequence[int] | None

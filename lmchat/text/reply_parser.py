@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from bisect import bisect_right
@@ -17,11 +18,13 @@ if TYPE_CHECKING:
 
 Kind = Literal["text", "reasoning"]
 
-# Special tokens inside markers stand for themselves as halves of surrogate pairs, which no decoded
-# text contains. So a marker is never mistaken for ordinary text that spells it.
+# Special tokens inside markers and stop strings stand for themselves as halves of surrogate pairs,
+# which no decoded text contains. So a marker is never mistaken for ordinary text that spells it.
 _FIRST_SIGN = 0xD800
+_MOST_SIGNS = 0x7FF
 _PADDING = chr(0xDFFF)
-_NO_SIGNS = re.compile("[^\ud800-\udfff]+")
+_SIGN = re.compile("[\ud800-\udfff]")
+_PARTS = re.compile("[^\ud800-\udfff]+|[\ud800-\udfff]")
 
 
 class ReplyParser:
@@ -41,7 +44,8 @@ class ReplyParser:
     Several blocks are joined by a newline.
 
     Stop strings are looked for in the visible text only, never in the reasoning. The one that is
-    complete first ends the text, the longest of several that end together; it is cut off.
+    complete first ends the text, the longest of several that end together; it is cut off. Where a
+    stop string spells special tokens that show nothing, these tokens count as their spellings.
 
     `resume` are the first tokens of a reply that is continued: they count as pushed, but the deltas
     hold only what is new. Stop strings that were complete in them do not stop. `context` are tokens
@@ -92,11 +96,12 @@ class ReplyParser:
         self._finders: dict[Kind, _Finder] = {}
         self._open = ""
         if reasoning is not None:
-            self._open = self._with_signs(reasoning.open)
-            heads = [self._open, *map(self._with_signs, reasoning.skip)]
+            marked = functools.partial(self._with_signs, shown=True)
+            self._open = marked(reasoning.open)
+            heads = [self._open, *map(marked, reasoning.skip)]
             self._finders = {
                 "text": _Finder(heads),
-                "reasoning": _Finder([self._with_signs(reasoning.close)]),
+                "reasoning": _Finder([marked(reasoning.close)]),
             }
         self._marker = ""  # the start of one, perhaps
         self._begun = False  # whether this part of text or reasoning has more than newlines
@@ -106,7 +111,11 @@ class ReplyParser:
         self._floor = 0  # raw end of the last marker or reasoning: never cut off
 
         # Visible text to what is shown: the stop strings.
-        self._stops = _Finder(stop_strings) if stop_strings else None
+        stops = [stop for stop in stop_strings if not _SIGN.search(stop)]  # others match no text
+        self._stops = _Finder(stops) if stop_strings else None
+        signed = [self._with_signs(stop, shown=False) for stop in stops]
+        self._signed_stops = _Finder(filter(_SIGN.search, signed))
+        self._stop_signs = frozenset(_SIGN.findall("".join(signed)))
         self._tail = ""  # the start of a stop string, perhaps
         self._ends: list[int] = []  # raw ends of its characters
         self._shown_end = 0  # raw end of the last visible character
@@ -253,18 +262,29 @@ class ReplyParser:
 
     # --- raw text to reasoning and visible text ------------------------------------------------
 
-    def _with_signs(self, marker: str) -> str:
-        """Returns the marker with its special tokens replaced by their signs."""
-        for spelling, token_id in self._tokenizer.special_texts.items():
-            if spelling and spelling in marker:
-                sign = self._signs.get(token_id) or chr(_FIRST_SIGN + len(self._signs))
-                if self._hidden is not None and token_id not in self._hidden:
-                    # As long as the spelling, which is shown in its place outside markers.
-                    sign = sign[0] + _PADDING * (len(spelling) - 1)
-                    self._spellings[sign] = spelling
-                self._signs[token_id] = sign
-                marker = marker.replace(spelling, sign)
-        return marker
+    def _with_signs(self, text: str, *, shown: bool) -> str:
+        """Returns a marker or a stop string with its special tokens replaced by their signs; with
+        `shown` also those that are shown outside markers."""
+
+        def sign_of(found: re.Match[str]) -> str:
+            spelling = found.group()
+            token_id = self._tokenizer.special_texts[spelling]
+            is_shown = self._hidden is not None and token_id not in self._hidden
+            if is_shown and not shown:
+                return spelling
+            sign = self._signs.get(token_id)
+            if sign is None:
+                if len(self._signs) == _MOST_SIGNS:
+                    return spelling
+                sign = chr(_FIRST_SIGN + len(self._signs))
+            if is_shown:
+                # As long as the spelling, which is shown in its place outside markers.
+                sign = sign[0] + _PADDING * (len(spelling) - 1)
+                self._spellings[sign] = spelling
+            self._signs[token_id] = sign
+            return sign
+
+        return self._tokenizer.special_pattern.sub(sign_of, text)
 
     def _scan(self, text: str, start: int) -> None:
         at = 0
@@ -302,9 +322,14 @@ class ReplyParser:
         spelled out."""
         for sign, spelling in self._spellings.items():
             text = text.replace(sign, spelling)
-        for found in _NO_SIGNS.finditer(text):
-            if not self.stopped:
-                self._show_ordinary(found.group(), start + found.start())
+        for found in _PARTS.finditer(text):
+            part, at = found.group(), start + found.start()
+            if self.stopped:
+                break
+            if not _SIGN.match(part):
+                self._show_ordinary(part, at)
+            elif part in self._stop_signs and self._kind == "text":
+                self._visible(part, at)
 
     def _show_ordinary(self, text: str, start: int) -> None:
         if not self._begun:
@@ -349,28 +374,55 @@ class ReplyParser:
     def _visible(self, text: str, start: int) -> None:
         if self._stops is None:
             self._emit("text", text, self._reported - start)
-            return
+        elif self._stop_signs:
+            for i, char in enumerate(text):
+                self._search(self._stops, char, start + i)
+        else:
+            self._search(self._stops, text, start)
+
+    def _search(self, stops: _Finder, text: str, start: int) -> None:
+        """Looks for stop strings in a text, or, where they spell special tokens, in a character or
+        a sign. `stops` finds those of visible text alone."""
         at = 0
         while at < len(text) and not self.stopped:
-            end, length = self._stops.feed(text, at)
+            end, length = (1, 0) if text in self._stop_signs else stops.feed(text, at)
             self._tail += text[at:end]
             self._ends += range(start + at + 1, start + end + 1)
             at = end
+            length, depth = self._covering(length), self._covering(stops.depth)
+            if self._stop_signs:
+                length = max(length, self._signed_stops.feed(text, 0)[1])
+                depth = max(depth, self._signed_stops.depth)
             if length and start + end > self._resumed:
                 self._release(len(self._tail) - length)
                 self.stopped = True
                 self._stored_tokens = self._tokens_up_to(max(self._shown_end, self._floor))
             else:
-                self._release(len(self._tail) - self._stops.depth)
+                self._release(len(self._tail) - depth)
+
+    def _covering(self, count: int) -> int:
+        """Returns how many last characters held back have this many visible ones."""
+        if not self._stop_signs:
+            return count
+        size = 0
+        while count:
+            size += 1
+            count -= self._tail[-size] not in self._stop_signs
+        return size
 
     def _release(self, count: int) -> None:
-        """Releases held-back characters that start no stop string."""
-        if count > 0:
-            self._shown_end = self._ends[count - 1]
-            reported = bisect_right(self._ends, self._reported, hi=count)
-            self._emit("text", self._tail[:count], reported)
-            self._tail = self._tail[count:]
-            del self._ends[:count]
+        """Releases held-back characters that start no stop string. Signs show nothing."""
+        if count <= 0:
+            return
+        text, ends = self._tail[:count], self._ends[:count]
+        if self._stop_signs:
+            ends = [end for char, end in zip(text, ends, strict=True) if not _SIGN.match(char)]
+            text = _SIGN.sub("", text)
+        if text:
+            self._shown_end = ends[-1]
+            self._emit("text", text, bisect_right(ends, self._reported))
+        self._tail = self._tail[count:]
+        del self._ends[:count]
 
     def _tokens_up_to(self, cut: int) -> int:
         """Returns the fewest tokens whose text reaches `cut` in the raw text."""

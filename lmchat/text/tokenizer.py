@@ -121,7 +121,7 @@ class Tokenizer:
         hidden = set(ends) - found.replies
         more = {t: i for t, i in self.added_texts.items() if i in hidden and is_mark(t)}
         made = copy.copy(self)
-        for name in ("spellings", "_new_names", "_literal"):  # cached
+        for name in ("spellings", "special_pattern", "_new_names", "_literal"):  # cached
             made.__dict__.pop(name, None)
         made.special_texts = {**self.special_texts, **more}
         made.special_ids = frozenset(made.special_texts.values())
@@ -252,6 +252,11 @@ class Tokenizer:
     def spellings(self) -> Spellings:
         """The spellings of the marks."""
         return Spellings(t for t, i in self.added_texts.items() if i in self.mark_ids)
+
+    @functools.cached_property
+    def special_pattern(self) -> re.Pattern[str]:
+        """Finds the spelling of a special token, the longest first."""
+        return pattern(self.special_texts)
 
     def own_parts(self, text: str, *, generated: bool = False) -> list[str]:
         """Returns the text of a reply cut at tokens that replies have themselves, around reasoning

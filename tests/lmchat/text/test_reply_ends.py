@@ -191,3 +191,22 @@ def test_an_end_token_that_replies_show_is_shown(tmp_path, device):
         reply = engine.session().send("hi", max_new_tokens=5, logit_bias=bias, temperature=0)
         assert (reply.finish_reason, reply.text) == ("stop", close)
         assert engine.tokenizer.encode(close, parse_special=False) != [OTHER]
+
+
+@pytest.mark.parametrize("stop", ["<|im_start|>", "<|im_start|><|im_start|>"])
+def test_a_stop_string_that_spells_a_hidden_token_ends_every_kind_of_reply(tmp_path, stop, device):
+    folder = chat_model(tmp_path / "model")
+    settings = {"max_new_tokens": 5, "temperature": 0, "logit_bias": {1: 1e6}}
+    messages = [{"role": "user", "content": "hi"}]
+    with lmchat.ChatEngine(folder, device=device, **OPTIONS) as engine:
+        session = engine.session()
+        for generate in (
+            lambda **more: session.send("hi", **settings, **more),
+            lambda **more: engine.chat(messages, **settings, **more),
+            lambda **more: engine.generate("hi", **settings, **more),
+        ):
+            reply = generate(stop_strings=[stop])
+            assert (reply.finish_reason, reply.text, reply.token_ids) == ("stop", "", [])
+            assert generate().finish_reason == "length"
+            reply = generate(stop_strings=["a<|im_start|>"])
+            assert (reply.finish_reason, len(reply.token_ids)) == ("length", 5)

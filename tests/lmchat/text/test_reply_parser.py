@@ -1,5 +1,7 @@
 """Replies as they arrive, against a plain reading of the whole text."""
 
+import itertools
+
 import pytest
 import tokenizers
 from assets import tokenizer_folder
@@ -374,6 +376,99 @@ def test_special_tokens_are_spelled_but_for_hidden_ones(built, data):
     if parser.stopped:
         kept = [i for i in ids[: parser.stored_tokens] if i not in hidden]
         assert built.raw(kept).startswith(parser.text)
+
+
+# --- stop strings that spell special tokens ------------------------------------------------------
+
+
+def with_signs(text):
+    for spelling, sign in SIGNS.items():
+        text = text.replace(spelling, sign)
+    return text
+
+
+def hidden_reference(tokenizer, ids, stops):
+    """(text, stopped): a stop string ends in the visible text, or in the text with the special
+    tokens that it spells."""
+    names = {i: text for text, i in tokenizer.special_texts.items()}
+    signed = [stop for stop in map(with_signs, stops) if set(stop) & set(SIGNS.values())]
+    relevant = {i: SIGNS[text] for i, text in names.items() if SIGNS[text] in "".join(signed)}
+    counted = [i for i in ids if i in relevant or i not in names]
+    raw = "".join(
+        tokenizer.decode(list(run_)) if sign is None else "".join(sign for _ in run_)
+        for sign, run_ in itertools.groupby(counted, relevant.get)
+    )
+
+    def visible(text):
+        return "".join(char for char in text if char not in SIGNS.values())
+
+    for end in range(1, len(raw) + 1):
+        begins = [end - len(stop) for stop in signed if raw[:end].endswith(stop)]
+        if raw[end - 1] not in SIGNS.values():
+            for stop in stops:
+                if visible(raw[:end]).endswith(stop):
+                    begins.append(max(i for i in range(end) if visible(raw[i:end]) == stop))
+        if begins:
+            return visible(raw[: min(begins)]), True
+    return visible(raw), False
+
+
+HIDDEN_STOPS = ["<|stop|>", "a<|stop|>", "<|stop|>\n", "b<|end|><|part|>", "<|end|>a<|end|>", "ab",
+                "<|stop", "<|body|>", ">", "🦙", "aa"]  # fmt: skip
+
+
+@settings(max_examples=400, deadline=None)
+@given(data=st.data())
+def test_a_stop_string_ends_a_reply_at_special_tokens_that_it_spells(built, data):
+    words = [*SPECIAL, "a", "b", "ab", "\n", "🦙", "<|sto", "p|>", "<|stop|>"]
+    ids = draw_ids(data, built, words, bytes_too=False)
+    literal = built.encode("<|stop|>", parse_special=False)
+    at = data.draw(st.integers(0, len(ids)))
+    ids[at:at] = data.draw(st.sampled_from([[], literal]))
+    stops = data.draw(st.lists(st.sampled_from(HIDDEN_STOPS), min_size=1, max_size=3))
+    text, stopped = hidden_reference(built, ids, stops)
+    parser = ReplyParser(built, stop_strings=stops)
+    check(parser, ids, (text, "", stopped), data)
+    if stopped:
+        assert built.decode(ids[: parser.stored_tokens]).startswith(text)
+        fewer = built.decode(ids[: max(parser.stored_tokens - 1, 0)])
+        assert not parser.stored_tokens or "\ufffd" in fewer or not fewer.startswith(text)
+
+
+@pytest.mark.parametrize("form", [None, THINK, HEADED])
+@pytest.mark.parametrize("name", ["built", "phi-3-mini"])
+def test_a_special_token_in_a_stop_string_is_no_marker_and_none_in_reasoning(name, form, tmp_path):
+    if name == "built":
+        tokenizer, stop = trained(), "<|stop|>"
+    else:
+        tokenizer, stop = Tokenizer.from_folder(tokenizer_folder(name, tmp_path)), "<|system|>"
+    if form is HEADED and name != "built":
+        return
+    stops = [f"a🦙{stop}", f"c{stop}c"]
+    thought = f"{form.open}b{stop}c{form.close}" if form else ""
+    parser = ReplyParser(tokenizer, reasoning=form, stop_strings=stops)
+    ids = tokenizer.encode(f"{thought}ab🦙{stop}ba🦙{stop}a", add_special_tokens=False)
+    joined = run(parser, ids)
+    assert parser.stopped
+    assert joined["text"].replace(" ", "") == "ab🦙b"
+    assert joined["reasoning"].replace(" ", "") == ("bc" if form else "")
+    kept = tokenizer.decode(ids[: parser.stored_tokens]).replace(" ", "")
+    assert kept.removesuffix("a").endswith("ab🦙b")  # "ba" may be one token
+
+
+def test_a_marker_in_a_stop_string_still_marks(built):
+    parser = ReplyParser(built, reasoning=HEADED, stop_strings=["<|end|>", "\ud800"])
+    check(parser, built.encode(HEADED.open + "a<|end|>b<|end|>c"), ("b", "a", True))
+    hidden = [built.special_texts["<|stop|>"]]
+    parser = ReplyParser(built, stop_strings=["a<|end|><|stop|>b"], hidden=hidden)
+    check(parser, built.encode("xa<|end|><|stop|>bc"), ("x", "", True))
+
+
+def test_a_continued_reply_ends_at_the_next_hidden_token(built):
+    old, new = built.encode("a<|stop|>b"), built.encode("c<|stop|>d")
+    parser = ReplyParser(built, stop_strings=["<|stop|>"], resume=old)
+    assert run(parser, new) == {"text": "c", "reasoning": ""}
+    assert (parser.text, parser.stopped, parser.stored_tokens) == ("abc", True, len(old) + 1)
 
 
 def test_spelled_special_tokens_are_no_markers_and_markers_are_not_spelled(built):
