@@ -19,6 +19,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from lmchat.errors import ModelError
 from lmchat.text.formats import added_tokens
+from lmchat.text.spellings import is_mark
 from lmchat.text.template import special_tokens
 
 _SPACE = "\u2581"
@@ -89,6 +90,10 @@ def load(path: Path) -> tokenizers.Tokenizer:
     ends = Ends(named, config.get("add_bos_token", True), config.get("add_eos_token", False))
     added = added_tokens.named_tokens(path.parent)
     _set_names(model, added)
+    special = added_tokens.special_names(path.parent)
+    for i, (text, _, _) in enumerate(model.pieces):
+        if text in special and is_mark(text):
+            added.setdefault(i, tokenizers.AddedToken(text, normalized=False, special=True))
     return build(model, ends, added, str(path), legacy=config.get("legacy") is not False)
 
 

@@ -164,6 +164,9 @@ def test_pieces_of_a_sentencepiece_model_take_the_names_of_the_config(tmp_path):
         str(first): entry("<|im_start|>", special=True),
         str(second): entry("<|im_end|>", special=True),
     }
+    for config in ({"eos_token": "[UNUSED_2]"}, {"additional_special_tokens": ["[UNUSED_2]"]}):
+        write(tmp_path, "tokenizer_config.json", config)
+        assert second in Tokenizer.from_folder(tmp_path).special_ids
     write(tmp_path, "tokenizer_config.json", {"added_tokens_decoder": decoder})
     ours = Tokenizer.from_folder(tmp_path)
     assert ours.encode("<|im_start|>a chat<|im_end|>", add_special_tokens=False) == [
