@@ -171,6 +171,7 @@ class ChatEngine(StatelessVerbs):
             idle_prefill = IdlePrefill(
                 self.core, reader, lambda: admission.is_idle, durability.soon, reuse
             )
+            builder.tokenizer.rows = self.core.vocab_size
             self._runtime = Runtime(
                 core=self.core,
                 tokenizer=builder.tokenizer,

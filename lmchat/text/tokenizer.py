@@ -16,6 +16,7 @@ import tokenizers
 from lmchat.text.detokenizer import IncrementalDetokenizer
 from lmchat.text.spellings import Spellings, is_mark, pattern
 from turbomind.errors import ContextFull, InvalidRequest, ModelError
+from turbomind.shown import shown
 
 if TYPE_CHECKING:
     from lmchat.text.template_tokens import TemplateTokens
@@ -75,6 +76,9 @@ class Tokenizer:
         """Ids that decoding leaves out by default."""
         self.mark_ids = self.special_ids
         """Ids that no typed text becomes: special tokens, and those that the template writes."""
+        self.rows: int | None = None
+        """Number of ids that the model has rows for, where it is known. Fine-tunes may have added
+        tokens to their tokenizer alone."""
         self._own = dict.fromkeys((False, True), pattern(()))
         parts = _decoder_parts(json.loads(backend.to_str()).get("decoder") or {})
         self._byte_level = [part for part in parts if part != "Fuse"] == ["ByteLevel"]
@@ -142,18 +146,30 @@ class Tokenizer:
 
         Spellings of marks (`mark_ids`) in it become those tokens; with `parse_special=False` they
         are ordinary text, and only the post-processor's own tokens are special.
-        Raises InvalidRequest for a text that is no Unicode (half of a surrogate pair).
+        Raises InvalidRequest for a text that is no Unicode (half of a surrogate pair), or has a
+        token that the model lacks (`rows`).
         """
         _check_unicode(text)
         found = _encoding(self._backend, text, add_special_tokens)
         ids: list[int] = found.ids
         if parse_special or self.mark_ids.isdisjoint(ids):
-            return ids
+            return self._with_rows(ids)
         if any(
             i in self.mark_ids and not ours
             for i, ours in zip(ids, found.special_tokens_mask, strict=True)
         ):
-            return list(_encoding(self._literal, text, add_special_tokens).ids)
+            return self._with_rows(_encoding(self._literal, text, add_special_tokens).ids)
+        return self._with_rows(ids)
+
+    def _with_rows(self, ids: list[int]) -> list[int]:
+        """Returns the ids. Raises InvalidRequest for one that the model has no row for."""
+        if self.rows is not None and max(ids, default=0) >= self.rows:
+            token = next(i for i in ids if i >= self.rows)
+            spelled = shown(self._backend.id_to_token(token))
+            raise InvalidRequest(
+                f"the text has the token {spelled}, whose id is {token}: the model has no row for "
+                f"it, expected ids below {self.rows}"
+            )
         return ids
 
     def check_fits(self, texts: Sequence[str], context: int) -> None:
@@ -197,11 +213,14 @@ class Tokenizer:
         unless `parse_special=False`. Where a token of the one piece spans the border, the ids are
         those of `text` after some other character: their text is still exactly `text`.
         The cost depends on `text` alone: only the last characters of `context` are looked at.
-        Raises InvalidRequest for a text that is no Unicode.
+        Raises InvalidRequest for a text that is no Unicode, or has a token that the model lacks.
         """
         tail = _tail(context)
         if not tail:
             return self.encode(text, add_special_tokens=False, parse_special=parse_special)
+        return self._with_rows(self._encode_after(tail, text, parse_special))
+
+    def _encode_after(self, tail: str, text: str, parse_special: bool) -> list[int]:
         _check_unicode(tail)
         _check_unicode(text)
         backend = self._backend
