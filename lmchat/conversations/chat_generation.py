@@ -17,7 +17,7 @@ from lmchat.generation.stateless import StatelessGeneration
 from lmchat.sessions.turn_execution import LIVE_TOKENS
 from lmchat.store.turns import Turn
 from lmchat.text.conversation import Prompt
-from lmchat.text.reply_parser import ReplyParser
+from lmchat.text.replies.reply_parser import ReplyParser
 
 if TYPE_CHECKING:
     from lmchat.sessions.runtime import Runtime

@@ -9,7 +9,7 @@ from lmchat.errors import Error
 from lmchat.generation.parts import Delta
 from lmchat.generation.reply import Outcome
 from lmchat.store.turns import Timings, Usage
-from lmchat.text.reply_parser import ReplyParser
+from lmchat.text.replies.reply_parser import ReplyParser
 from turbomind import Event, TokenLogprobs
 
 Texts: TypeAlias = list[tuple[Literal["text", "reasoning"], str]]

@@ -16,7 +16,7 @@ from lmchat.generation.reply_stream import Follower, ReplyStream
 from lmchat.generation.state import State
 from lmchat.store.records import Lease
 from lmchat.store.turns import Timings, Usage
-from lmchat.text.reply_parser import ReplyParser
+from lmchat.text.replies.reply_parser import ReplyParser
 from turbomind import Event, Stream
 
 __all__ = [

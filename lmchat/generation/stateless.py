@@ -12,7 +12,7 @@ from lmchat.generation.generation import Generation, Outcome, Reply
 from lmchat.generation.settings import Effective
 from lmchat.generation.state import State
 from lmchat.generation.ticket import Ticket
-from lmchat.text.reply_parser import ReplyParser
+from lmchat.text.replies.reply_parser import ReplyParser
 
 if TYPE_CHECKING:
     from lmchat.sessions.runtime import Runtime

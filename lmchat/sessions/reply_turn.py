@@ -10,7 +10,7 @@ from lmchat.sessions.planner import Plan
 from lmchat.sessions.runtime import Runtime
 from lmchat.store.records import SessionRecord
 from lmchat.store.turns import Turn, TurnTree
-from lmchat.text.reply_parser import ReplyParser
+from lmchat.text.replies.reply_parser import ReplyParser
 
 
 def preceding(tree: TurnTree, parent: int | None, user: Turn | None) -> tuple[Turn, ...]:

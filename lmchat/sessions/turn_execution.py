@@ -24,7 +24,7 @@ from lmchat.sessions.reply_turn import (
 from lmchat.sessions.rewrite import with_turns
 from lmchat.store.records import SessionRecord, TurnStart, now
 from lmchat.store.turns import TurnTree, Usage
-from lmchat.text.reply_parser import ReplyParser
+from lmchat.text.replies.reply_parser import ReplyParser
 
 LIVE_TOKENS = (
     512  # a turn of a live session with at most this many tokens to compute has precedence

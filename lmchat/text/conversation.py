@@ -24,7 +24,7 @@ from lmchat.text.follow_rule import FollowRule
 from lmchat.text.marks import Marks
 from lmchat.text.reasoning import REASONING_FIELDS
 from lmchat.text.recent import Recent
-from lmchat.text.reply_form import ReplyForm
+from lmchat.text.replies.reply_form import ReplyForm
 from lmchat.text.scene import Scene, Stage, texts
 
 _QUESTION: Message = {"role": "user", "content": "x"}

@@ -10,9 +10,9 @@ from lmchat.store.turns import Message, Turn
 from lmchat.text.context_encoder import ContextEncoder
 from lmchat.text.marks import Found, Marks, locate
 from lmchat.text.recent import Recent
-from lmchat.text.reply_form import ReplyForm
-from lmchat.text.reply_pieces import Piece, Sought, mark_reply, pieces_of
-from lmchat.text.reply_tokens import ReplyTokens, Speller
+from lmchat.text.replies.reply_form import ReplyForm
+from lmchat.text.replies.reply_pieces import Piece, Sought, mark_reply, pieces_of
+from lmchat.text.replies.reply_tokens import ReplyTokens, Speller
 from lmchat.text.scene import CANNOT_SHOW, Scene, Stage, Suffix, blank, rounds, texts
 from lmchat.text.tokenizer import Tokenizer
 

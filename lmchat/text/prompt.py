@@ -52,7 +52,7 @@ from lmchat.text.conversation import Conversation, ConversationRule, Prompt, own
 from lmchat.text.follow_rule import FollowRule
 from lmchat.text.marks import Marks
 from lmchat.text.reasoning import ReasoningFormat
-from lmchat.text.reply_form import ReplyForm
+from lmchat.text.replies.reply_form import ReplyForm
 from lmchat.text.scene import Scene, Stage, Suffix, texts
 from lmchat.text.template import ChatTemplate
 from lmchat.text.template_class import TemplateInfo, check_system, examine

@@ -20,7 +20,7 @@ from typing import Any
 from lmchat.errors import InvalidRequest
 from lmchat.store.turns import Message
 from lmchat.text.reasoning import ReasoningFormat, ThinkingSwitch, reasoning_format
-from lmchat.text.reply_form import ReplyForm, find_form, find_switch, render_or_none
+from lmchat.text.replies.reply_form import ReplyForm, find_form, find_switch, render_or_none
 from lmchat.text.template import ChatTemplate
 
 

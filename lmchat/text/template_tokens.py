@@ -15,7 +15,7 @@ from typing import Any
 
 from lmchat.store.turns import Message
 from lmchat.text.reasoning import REASONING_FIELDS
-from lmchat.text.reply_form import render_or_none
+from lmchat.text.replies.reply_form import render_or_none
 from lmchat.text.spellings import is_mark
 from lmchat.text.template import ChatTemplate
 from lmchat.text.template_class import TemplateInfo

@@ -7,7 +7,7 @@ import pytest
 
 import lmchat
 from lmchat.generation.generation import Generation
-from lmchat.text.reply_parser import ReplyParser
+from lmchat.text.replies.reply_parser import ReplyParser
 from turbomind import Event, InternalError, TokenLogprobs
 
 PROMPT = "The lighthouse keeper"

@@ -14,7 +14,7 @@ from chat_reference import Conversation
 import lmchat
 from lmchat.aio import AsyncReplyStream, AsyncSession
 from lmchat.generation.state import State
-from lmchat.text.reply_parser import ReplyParser
+from lmchat.text.replies.reply_parser import ReplyParser
 from turbomind import Event, Stream
 
 NO_END = {0: -100.0, 2: -100.0}

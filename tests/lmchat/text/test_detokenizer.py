@@ -7,7 +7,7 @@ import tokenizers
 from chat_models import make_tokenizer
 from tokenizers import decoders, models
 
-from lmchat.text.reply_parser import ReplyParser
+from lmchat.text.replies.reply_parser import ReplyParser
 from lmchat.text.tokenizer import Tokenizer
 
 TEXT = "naïve 你好 🦙🦙 កាន់ 👩‍👩‍👧 end"

@@ -11,7 +11,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from lmchat.errors import InvalidRequest
 from lmchat.text.reasoning import ReasoningFormat
-from lmchat.text.reply_parser import ReplyParser
+from lmchat.text.replies.reply_parser import ReplyParser
 from lmchat.text.tokenizer import Tokenizer
 
 SPECIAL = ["<|end|>", "<|part|>", "<|body|>", "<|stop|>"]

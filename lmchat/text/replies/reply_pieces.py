@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lmchat.store.turns import Message, Turn
 from lmchat.text.marks import Found, Marks, around
 from lmchat.text.reasoning import REASONING_FIELDS
-from lmchat.text.reply_tokens import ReplyTokens
+from lmchat.text.replies.reply_tokens import ReplyTokens
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""The text of replies: their tokens, parts and form."""
