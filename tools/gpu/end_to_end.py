@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import random
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -209,7 +210,7 @@ def engine_facts(
     stats = engine.stats()
     done, kinds, seconds = engine.warmed_up
     facts = {
-        "library_note": note,
+        "library_note": re.sub(r"/\S*/(?=site-packages/)", "", note),  # no path of one machine
         "warmed_up": {"done": done, "of": kinds, "seconds": round(seconds, 2)},
         "steps": stats.steps,
         "steps_overlapped": stats.steps_overlapped,

@@ -85,7 +85,7 @@ def free_gpu_bytes() -> int | None:
 
 
 def toolkit_facts() -> dict[str, str]:
-    """Returns paths and versions of the compilers."""
+    """Returns versions of the compilers."""
     facts = {}
     for name in ("nvcc", "cmake", "ninja", "c++", "compute-sanitizer"):
         program = find_program(name)
@@ -94,7 +94,7 @@ def toolkit_facts() -> dict[str, str]:
             continue
         lines = [line for line in run([program, "--version"], 10).output.splitlines() if line]
         release = [line for line in lines if "release" in line]
-        facts[name] = f"{program}: {(release or lines or ['?'])[0].strip()}"
+        facts[name] = f"{name}: {(release or lines or ['?'])[0].strip()}"
     return facts
 
 
