@@ -70,10 +70,10 @@ def command(
 
     Reads configuration files and the headers of weights, and refuses what loading refuses; of
     weights at most the head, where one is stored though the configuration says that it is the
-    embedding. A chat template of the class "append" only adds to
-    a conversation, "trim" also changes white space at the ends of replies, "rewrite" changes
-    earlier turns. The history rule is then "append" (earlier turns stay as they were) or "template"
-    (they are rendered again, and what changed is computed again).
+    embedding. A chat template of the class "append" only adds to a conversation, "trim" also
+    changes white space at the ends of replies, "rewrite" changes earlier turns. The history rule
+    is then "append" (earlier turns stay as they were) or "template" (they are rendered again, and
+    what changed is computed again).
 
     \b
     Examples:

@@ -7,7 +7,6 @@ names the source tensors.
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -110,8 +109,8 @@ class Family:
         Args:
             names: The tensors, by `tensor_name`.
         """
-        stacked = self.modules.get("gate_ups", "")
-        if not any(name and re.sub(r"\.\d+\.", ".{i}.", name) == stacked for name in names):
+        start, _, end = self.modules.get("gate_ups", "").partition("{i}")
+        if not end or not any(n and n.startswith(start) and n.endswith(end) for n in names):
             return self
         family = copy.copy(self)
         for attribute, name in self.modules.items():
