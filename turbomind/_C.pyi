@@ -148,35 +148,37 @@ class SourceFile:
 
     def __init__(self, path: str, descriptor: int, offset: int, bytes: int) -> None: ...
 
-class CodeRows:
-    """Rows of codes of a quantized checkpoint, in contiguous buffers, row-major.
+class CodeSource:
+    """A matrix of codes of a quantized checkpoint, which the core reads in pieces."""
+
+    @property
+    def rows(self) -> int: ...
+    @property
+    def cols(self) -> int: ...
+    def unpack(self, weight_format: str, begin: int = 0) -> npt.NDArray[np.float32]:
+        """Returns the values of the rows from `begin` on as they are once they are packed."""
+
+def code_rows(
+    rows: int,
+    cols: int,
+    codes: Any,
+    scales: Any,
+    offsets: Any = None,
+    super_scales: Any = None,
+    super_offsets: Any = None,
+    columns: Any = None,
+    code_bits: int = 8,
+) -> CodeSource:
+    """Returns codes that are in contiguous buffers, row-major.
 
     codes: [rows, cols] bytes, or with code_bits 4 two a byte, the even column in the low half.
     scales, offsets: [rows, groups] in the types of the format. super_scales, super_offsets:
     [rows, cols / 256] float16, of scales "int8". columns: [cols] int32, of ordered formats.
     """
 
-    def __init__(
-        self,
-        rows: int,
-        cols: int,
-        codes: Any,
-        scales: Any,
-        offsets: Any = None,
-        super_scales: Any = None,
-        super_offsets: Any = None,
-        columns: Any = None,
-        code_bits: int = 8,
-    ) -> None: ...
-    @property
-    def rows(self) -> int: ...
-    @property
-    def cols(self) -> int: ...
-    def unpack(self, weight_format: str) -> npt.NDArray[np.float32]: ...
-
 class DecoderBuilder:
     """Packs weights. Segments are (buffer or SourceFile, dtype name, first row, rows, columns) of
-    row-major tensors; `set` reads them during the call only, files in pieces of 2 MiB, and raises
+    row-major tensors, or (codes, first row, rows); `set` reads them during the call only, files in pieces of 2 MiB, and raises
     ModelError for a file that cannot be read or has become shorter. `finish` raises ModelError for
     slots not set or a weight that is not finite."""
 
@@ -192,7 +194,9 @@ class DecoderBuilder:
     @property
     def slots(self) -> list[Slot]: ...
     def set(
-        self, slot: str, segments: Sequence[tuple[Any, str, int, int, int] | CodeRows]
+        self,
+        slot: str,
+        segments: Sequence[tuple[Any, str, int, int, int] | tuple[CodeSource, int, int]],
     ) -> None: ...
     def fill_dummy(self, seed: int) -> None: ...
     def finish(self, check_finite: bool) -> Model: ...

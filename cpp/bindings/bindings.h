@@ -6,6 +6,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -15,6 +17,7 @@
 
 #include "core/dtype.h"
 #include "core/error.h"
+#include "core/text.h"
 #include "engine/engine.h"
 #include "linear/epilogue.h"
 #include "model/model.h"
@@ -27,6 +30,7 @@ void bind_errors(py::module_& m);
 void bind_config(py::module_& m);
 void bind_options(py::module_& m);
 void bind_builder(py::module_& m);
+void bind_codes(py::module_& m);
 void bind_request(py::module_& m);
 void bind_engine(py::module_& m);
 void bind_page_store(py::module_& m);
@@ -47,6 +51,16 @@ DType to_dtype(const std::string& name, const std::string& what, ErrorCode code)
 // Converts "store", "add", "silu_mul", "gelu_mul" or "swiglu_mul"; throws Error(invalid_request)
 // for any other name.
 Epilogue to_epilogue(const std::string& name);
+
+// Returns the enumerator of a name: their names in order.
+template <typename Enum, size_t N>
+Enum to_choice(const char* what, const std::string& name, const std::array<const char*, N>& names) {
+  const auto it = std::find(names.begin(), names.end(), name);
+  if (it == names.end())
+    throw_error(ErrorCode::invalid_request, what, ": got '", name, "', expected ",
+                one_of({names.begin(), names.end()}));
+  return static_cast<Enum>(it - names.begin());
+}
 
 // A loaded model, until an engine takes it.
 struct ModelRef {

@@ -3,9 +3,9 @@
 #include <optional>
 
 #include "bindings/bindings.h"
-#include "core/memory.h"
+#include "bindings/buffer_view.h"
 #include "cuda/gpu_context.h"
-#include "linear/code_rows.h"
+#include "linear/codes/code_source.h"
 #include "model/decoder.h"
 
 namespace turbomind::bindings {
@@ -27,25 +27,6 @@ struct BuilderRef {
     if (finished) throw_error(ErrorCode::invalid_request, "builder: its model is finished");
     return f(builder);
   }
-};
-
-// A contiguous, possibly read-only view of a Python buffer.
-class BufferView {
- public:
-  BufferView(py::handle object, const std::string& what) {
-    if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_SIMPLE) == 0) return;
-    PyErr_Clear();
-    throw_error(ErrorCode::model, what, ": expected a contiguous buffer, got ",
-                std::string(Py_TYPE(object.ptr())->tp_name));
-  }
-  ~BufferView() { PyBuffer_Release(&view_); }
-  BufferView(const BufferView&) = delete;
-  BufferView& operator=(const BufferView&) = delete;
-  const void* data() const { return view_.buf; }
-  int64_t size() const { return view_.len; }
-
- private:
-  Py_buffer view_{};
 };
 
 // The source is a buffer or a SourceFile.
@@ -70,54 +51,17 @@ RowSegment to_segment(const SegmentTuple& t, int64_t size, const std::string& wh
   return {nullptr, type, row_begin, rows, cols};
 }
 
-// Rows of codes, and the buffers that they are in.
-struct CodeRowsRef {
-  CodeRows rows;
-  std::vector<std::unique_ptr<BufferView>> views;
+// A source of codes, its first row and the rows.
+using CodesTuple = std::tuple<std::shared_ptr<CodeSource>, int64_t, int64_t>;
 
-  ByteSpan view(const py::object& buffer, const char* name) {
-    if (buffer.is_none()) return {};
-    views.push_back(std::make_unique<BufferView>(buffer, std::string("CodeRows: ") + name));
-    return {static_cast<const uint8_t*>(views.back()->data()), views.back()->size()};
-  }
-};
-
-std::unique_ptr<CodeRowsRef> make_code_rows(int64_t rows, int64_t cols, const py::object& codes,
-                                            const py::object& scales, const py::object& offsets,
-                                            const py::object& super_scales,
-                                            const py::object& super_offsets,
-                                            const py::object& columns, int code_bits) {
-  constexpr int64_t kMost = int64_t{1} << 28;
-  if (rows < 1 || rows > kMost || cols < 1 || cols > kMost)
-    throw_error(ErrorCode::model, "CodeRows: got ", rows, " rows and ", cols,
-                " columns, expected 1 to ", kMost);
-  auto ref = std::make_unique<CodeRowsRef>();
-  ref->rows.rows = rows;
-  ref->rows.cols = cols;
-  ref->rows.code_bits = code_bits;
-  ref->rows.codes = ref->view(codes, "codes");
-  ref->rows.scales = ref->view(scales, "scales");
-  ref->rows.offsets = ref->view(offsets, "offsets");
-  ref->rows.super_scales = ref->view(super_scales, "super_scales");
-  ref->rows.super_offsets = ref->view(super_offsets, "super_offsets");
-  ref->rows.columns = ref->view(columns, "columns");
-  return ref;
-}
-
-py::array_t<float> unpack_codes(const CodeRowsRef& self, const std::string& format_name) {
-  const CodeRows& rows = self.rows;
-  const WeightFormat& format = weight_format(format_name);
-  py::array_t<float> result({rows.rows, rows.cols});
-  const std::vector<RowSegment> segments = {
-      {nullptr, DType::f32, 0, rows.rows, rows.cols, nullptr, &rows}};
-  ThreadPool pool(1);
-  HugeBuffer packed(format.packed_bytes(rows.rows, rows.cols));
-  format.check(segments, rows.cols);
-  format.pack(pool, segments, rows.rows, rows.cols, packed.data());
-  const LinearWeight weight{&format, rows.rows, rows.cols, packed.data(), packed.size()};
-  for (int64_t r = 0; r < rows.rows; ++r)
-    format.unpack_row(weight, r, result.mutable_data() + r * rows.cols);
-  return result;
+RowSegment to_segment(const CodesTuple& t, const std::string& what) {
+  const auto& [source, begin, rows] = t;
+  if (source == nullptr || begin < 0 || rows < 0 || begin > source->rows - rows)
+    throw_error(ErrorCode::model, what, ": rows ", begin, " to ", begin + rows,
+                " of codes, expected some of ", source ? source->rows : 0);
+  RowSegment segment{nullptr, DType::f32, begin, rows, source->cols};
+  segment.codes = source.get();
+  return segment;
 }
 
 void set_slot(BuilderRef& self, const std::string& slot, const py::sequence& sources) {
@@ -125,9 +69,8 @@ void set_slot(BuilderRef& self, const std::string& slot, const py::sequence& sou
   std::vector<RowSegment> rows;
   for (size_t i = 0; i < sources.size(); ++i) {
     const std::string what = "weight " + slot + ", segment " + std::to_string(i);
-    if (py::isinstance<CodeRowsRef>(sources[i])) {
-      const CodeRows& codes = sources[i].cast<const CodeRowsRef&>().rows;
-      rows.push_back({nullptr, DType::f32, 0, codes.rows, codes.cols, nullptr, &codes});
+    if (py::len(sources[i]) == 3) {
+      rows.push_back(to_segment(sources[i].cast<CodesTuple>(), what));
       continue;
     }
     const auto segment = sources[i].cast<SegmentTuple>();
@@ -226,30 +169,10 @@ void bind_builder(py::module_& m) {
       .def_readonly("index", &GpuOptions::index)
       .def_readonly("deterministic", &GpuOptions::deterministic);
 
-  py::class_<SourceFile>(m, "SourceFile", "A row-major tensor in an open file.")
-      .def(py::init([](std::string path, int descriptor, int64_t offset, int64_t bytes) {
-             if (descriptor < 0 || offset < 0 || bytes < 0)
-               throw_error(ErrorCode::invalid_request, "SourceFile: got descriptor ", descriptor,
-                           ", offset ", offset, ", ", bytes, " bytes, expected none below 0");
-             return SourceFile{std::move(path), descriptor, offset, bytes};
-           }),
-           py::arg("path"), py::arg("descriptor"), py::arg("offset"), py::arg("bytes"));
-
-  py::class_<CodeRowsRef>(m, "CodeRows",
-                          "Rows of codes of a quantized checkpoint, in contiguous buffers.")
-      .def(py::init(&make_code_rows), py::arg("rows"), py::arg("cols"), py::arg("codes"),
-           py::arg("scales"), py::arg("offsets") = py::none(), py::arg("super_scales") = py::none(),
-           py::arg("super_offsets") = py::none(), py::arg("columns") = py::none(),
-           py::arg("code_bits") = 8)
-      .def_property_readonly("rows", [](const CodeRowsRef& r) { return r.rows.rows; })
-      .def_property_readonly("cols", [](const CodeRowsRef& r) { return r.rows.cols; })
-      .def("unpack", &unpack_codes, py::arg("weight_format"),
-           "Returns the values [rows, cols] that the codes have once they are packed.");
-
   py::class_<BuilderRef>(
       m, "DecoderBuilder",
       "Packs weights. Segments are (buffer or SourceFile, dtype name, first row, rows, columns) of "
-      "row-major tensors, or CodeRows.")
+      "row-major tensors, or (CodeSource, first row, rows).")
       .def(py::init(&make_builder), py::arg("config"), py::arg("isa"), py::arg("threads"),
            py::arg("gpus") = std::vector<GpuOptions>(), py::arg("tile_order") = py::none(),
            py::arg("ranks") = 1)

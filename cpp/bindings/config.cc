@@ -6,26 +6,12 @@
 
 #include "bindings/bindings.h"
 #include "cache/pool_sizes.h"
-#include "core/text.h"
-#include "linear/code_format.h"
 #include "model/parallel/cut.h"
 
 namespace turbomind::bindings {
 namespace {
 
-constexpr std::array<const char*, 4> kScaleNames = {"float32", "float16", "bfloat16", "int8"};
 constexpr std::array<const char*, 3> kActivationNames = {"silu", "gelu_tanh", "swiglu"};
-constexpr std::array<const char*, 3> kOffsetNames = {"none", "zero", "minimum"};
-
-// Returns the enumerator of a name: their names in order.
-template <typename Enum, size_t N>
-Enum to_choice(const char* what, const std::string& name, const std::array<const char*, N>& names) {
-  const auto it = std::find(names.begin(), names.end(), name);
-  if (it == names.end())
-    throw_error(ErrorCode::invalid_request, what, ": got '", name, "', expected ",
-                one_of({names.begin(), names.end()}));
-  return static_cast<Enum>(it - names.begin());
-}
 
 const char* kind_name(CacheKind kind) {
   switch (kind) {
@@ -119,36 +105,9 @@ void bind_model_config(py::module_& m) {
   field(config, "layers", &ModelConfig::layers);
 }
 
-std::string code_format_name(int bits, int group, const std::string& scales,
-                             const std::string& offsets, bool ordered) {
-  CodeLayout layout;
-  layout.bits = bits;
-  layout.row_scales = group == 0;
-  if (group != 0) layout.group = group;
-  layout.scales = to_choice<ScaleType>("scales", scales, kScaleNames);
-  layout.offsets = to_choice<Offsets>("offsets", offsets, kOffsetNames);
-  layout.ordered = ordered;
-  return code_format(layout).name();
-}
-
-std::string parts_format_name(const std::vector<std::pair<int64_t, std::string>>& parts) {
-  FormatParts formats;
-  for (const auto& [rows, name] : parts) formats.push_back({rows, &weight_format(name)});
-  return parts_format(formats).name();
-}
-
-void bind_formats(py::module_& m) {
-  m.def("code_format", &code_format_name, py::arg("bits"), py::arg("group"), py::arg("scales"),
-        py::arg("offsets") = "none", py::arg("ordered") = false,
-        "Returns the name of a format of codes. Raises InvalidRequest for one that there is not.");
-  m.def("parts_format", &parts_format_name, py::arg("parts"),
-        "Returns the name of a format whose rows are of several: (rows, name) each.");
-}
-
 }  // namespace
 
 void bind_config(py::module_& m) {
-  bind_formats(m);
   bind_layer(m);
   bind_model_config(m);
   py::class_<CacheGroup>(m, "CacheGroup", "Layers of equal attention window, which share pages.")

@@ -10,6 +10,7 @@ PYBIND11_MODULE(_C, m) {
   bind_errors(m);
   bind_config(m);
   bind_options(m);
+  bind_codes(m);
   bind_builder(m);
   bind_request(m);
   bind_engine(m);

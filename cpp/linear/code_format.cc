@@ -6,11 +6,12 @@
 #include <memory>
 #include <mutex>
 #include <numeric>
+#include <optional>
 
 #include "core/error.h"
 #include "cpu/isa_dispatch.h"
-#include "linear/code_rows.h"
-#include "linear/coded_row.h"
+#include "linear/codes/code_panel.h"
+#include "linear/codes/code_source.h"
 #include "linear/product.h"
 #include "linear/row_source.h"
 
@@ -116,24 +117,75 @@ void check_layout(const CodeLayout& l) {
 
 // ---- rows
 
-// The rows of a matrix that come as codes; others have null.
-struct RowOfCodes {
-  const CodeRows* rows = nullptr;
-  int64_t row = 0;
-  int64_t first_col = 0;
-};
-
-std::vector<RowOfCodes> rows_of_codes(const std::vector<RowSegment>& segments) {
-  std::vector<RowOfCodes> all;
-  for (const RowSegment& s : segments)
-    for (int64_t r = s.row_begin; r < s.row_begin + s.rows; ++r)
-      all.push_back({s.codes, r, s.col_begin});
-  return all;
-}
-
 bool is_zero(const RowSegment& s) {
-  return s.data == nullptr && s.file == nullptr && s.codes == nullptr;
+  return s.data == nullptr && s.file == nullptr && s.codes == nullptr && s.make == nullptr;
 }
+
+// Fills panels of a matrix from the rows that segments stack up to.
+class PanelFiller {
+ public:
+  PanelFiller(const CodeLayout& layout, const std::vector<RowSegment>& segments, int64_t n,
+              int64_t k)
+      : layout_(layout), segments_(segments), dense_(segments, n, k), n_(n), k_(k) {
+    for (const RowSegment& s : segments) {
+      ends_.push_back((ends_.empty() ? 0 : ends_.back()) + s.rows);
+      if (s.codes != nullptr && s.codes->cols != k) whole_cols_ = s.codes->cols;
+    }
+  }
+  // The memory of one worker.
+  struct Work {
+    std::optional<CodePanel> panel, whole;
+    std::vector<float> values;
+  };
+
+  void fill(int64_t first, Work& work, uint8_t* out) const {
+    if (!work.panel) {
+      work.panel.emplace(layout_, k_);
+      if (whole_cols_) work.whole.emplace(layout_, whole_cols_);
+      work.values.resize(padded_cols(k_));
+    }
+    CodePanel& panel = *work.panel;
+    int64_t first_col = 0;
+    each_run(first, [&](const RowSegment& s, int64_t row, int64_t count) {
+      if (s.codes == nullptr) return;
+      static const CodePiece kInMemory;
+      const int64_t begin = s.row_begin + row - (ends_[&s - segments_.data()] - s.rows);
+      s.codes->decode(s.piece ? *s.piece : kInMemory, begin, count, row - first,
+                      whole_cols_ ? *work.whole : panel);
+      first_col = s.col_begin;
+    });
+    if (whole_cols_) panel.take(*work.whole, first_col);
+    each_run(first, [&](const RowSegment& s, int64_t row, int64_t count) {
+      for (int64_t r = row; s.codes == nullptr && r < row + count; ++r)
+        fill_row(r, work.values, r - first, panel);
+    });
+    for (int64_t r = std::max(first, n_); r < first + kPanel; ++r) panel.clear(r - first);
+    panel.check_finite();
+    panel.write(out);
+  }
+
+ private:
+  // Calls f(segment, row, count) for the rows of a panel that each segment has.
+  template <typename F>
+  void each_run(int64_t first, F&& f) const {
+    const int64_t end = std::min(n_, first + kPanel);
+    auto segment = std::upper_bound(ends_.begin(), ends_.end(), first) - ends_.begin();
+    for (int64_t row = first; row < end; row = std::min(end, ends_[segment++]))
+      f(segments_[segment], row, std::min(end, ends_[segment]) - row);
+  }
+  void fill_row(int64_t row, std::vector<float>& values, int64_t at, CodePanel& panel) const {
+    if (dense_.row(row) == nullptr) return panel.clear(at);
+    dense_.convert(row, DType::f32, reinterpret_cast<uint8_t*>(values.data()));
+    panel.quantize(at, values.data());
+  }
+
+  const CodeLayout& layout_;
+  const std::vector<RowSegment>& segments_;
+  const SourceRows dense_;
+  const int64_t n_, k_;
+  std::vector<int64_t> ends_;  // of the segments, in rows of the matrix
+  int64_t whole_cols_ = 0;     // of the sources, where only some of their columns are packed
+};
 
 }  // namespace
 
@@ -161,7 +213,7 @@ const int32_t* CodeFormat::columns(const LinearWeight& w) const {
 }
 
 void CodeFormat::check(const std::vector<RowSegment>& segments, int64_t) const {
-  const CodeRows* first = nullptr;
+  const CodeSource* first = nullptr;
   for (const RowSegment& s : segments) {
     if (is_zero(s)) continue;
     if (s.codes == nullptr) {
@@ -174,7 +226,7 @@ void CodeFormat::check(const std::vector<RowSegment>& segments, int64_t) const {
       throw_error(ErrorCode::internal, "columns of ", name_, " are cut at ", s.col_begin,
                   ", expected a multiple of ", column_step());
     if (s.codes == first) continue;
-    check_code_rows(*s.codes, layout_);
+    s.codes->check(layout_);
     if (first != nullptr && layout_.ordered &&
         std::memcmp(first->columns.data, s.codes->columns.data, first->columns.bytes) != 0)
       throw_error(ErrorCode::model, "columns differ between its sources, expected equal ones");
@@ -184,38 +236,31 @@ void CodeFormat::check(const std::vector<RowSegment>& segments, int64_t) const {
 
 void CodeFormat::pack(ThreadPool& pool, const std::vector<RowSegment>& segments, int64_t n,
                       int64_t k, uint8_t* dst) const {
-  const SourceRows dense(segments, n, k);
-  const std::vector<RowOfCodes> coded = rows_of_codes(segments);
-  const int64_t panels = round_up(n, kPanel) / kPanel, panel_bytes = layout_.panel_bytes(k);
-  pool.parallel_for(panels, 4, [&](int64_t begin, int64_t end, int) {
-    std::vector<float> values(padded_cols(k));
-    CodedRow row(layout_, k);
-    for (int64_t r = begin * kPanel; r < end * kPanel; ++r) {
-      uint8_t* panel = dst + r / kPanel * panel_bytes;
-      if (r % kPanel == 0) std::memset(panel, 0, panel_bytes);
-      if (r < n && coded[r].rows != nullptr) {
-        row.take(*coded[r].rows, coded[r].row, coded[r].first_col);
-      } else if (r < n && dense.row(r) != nullptr) {
-        dense.convert(r, DType::f32, reinterpret_cast<uint8_t*>(values.data()));
-        row.quantize(values.data());
-      } else {
-        row.clear();
-      }
-      row.write(panel, r % kPanel);
-    }
-  });
-  if (!layout_.ordered) return;
-  const auto source = std::find_if(coded.begin(), coded.end(),
-                                   [](const RowOfCodes& r) { return r.rows != nullptr; });
-  if (source == coded.end()) throw_error(ErrorCode::internal, "pack: no source has columns");
-  std::memcpy(dst + panels * panel_bytes, source->rows->columns.data, k * 4);
+  pack_rows(pool, segments, {0, n}, n, k, dst);
+}
+
+void CodeFormat::pack_rows(ThreadPool& pool, const std::vector<RowSegment>& segments,
+                           const RowRange& rows, int64_t n, int64_t k, uint8_t* dst) const {
+  const PanelFiller filler(layout_, segments, rows.size(), k);
+  const int64_t panel_bytes = layout_.panel_bytes(k), first = rows.begin / kPanel;
+  std::vector<PanelFiller::Work> work(pool.size());
+  pool.parallel_for(round_up(rows.size(), kPanel) / kPanel, 1,
+                    [&](int64_t begin, int64_t end, int worker) {
+                      for (int64_t p = begin; p < end; ++p)
+                        filler.fill(p * kPanel, work[worker], dst + (first + p) * panel_bytes);
+                    });
+  if (!layout_.ordered || rows.end != n) return;
+  const auto source = std::find_if(segments.begin(), segments.end(),
+                                   [](const RowSegment& s) { return s.codes != nullptr; });
+  if (source == segments.end()) throw_error(ErrorCode::internal, "pack: no source has columns");
+  std::memcpy(dst + round_up(n, kPanel) / kPanel * panel_bytes, source->codes->columns.data, k * 4);
 }
 
 void CodeFormat::unpack_row(const LinearWeight& w, int64_t row, float* out) const {
   const uint8_t* panel = w.data + row / kPanel * layout_.panel_bytes(w.k);
-  if (!layout_.ordered) return CodedRow::read(layout_, w.k, panel, row % kPanel, out);
+  if (!layout_.ordered) return CodePanel::read(layout_, w.k, panel, row % kPanel, out);
   std::vector<float> values(w.k);
-  CodedRow::read(layout_, w.k, panel, row % kPanel, values.data());
+  CodePanel::read(layout_, w.k, panel, row % kPanel, values.data());
   for (int64_t i = 0; i < w.k; ++i) out[columns(w)[i]] = values[i];
 }
 
@@ -285,6 +330,14 @@ class PartsFormat final : public WeightFormat {
     return first;
   }
   bool packs_pieces() const override { return false; }
+  std::vector<RowRange> ranges(int64_t) const override {
+    std::vector<RowRange> all;
+    for (const auto& [count, format] : parts_) {
+      const int64_t begin = all.empty() ? 0 : all.back().end;
+      all.push_back({begin, begin + count});
+    }
+    return all;
+  }
   const WeightFormat& of_rows(const std::vector<RowRange>& ranges) const override {
     FormatParts found;
     for (const RowRange& range : ranges) {
@@ -325,13 +378,20 @@ class PartsFormat final : public WeightFormat {
       row += count;
     }
   }
-  void pack(ThreadPool& pool, const std::vector<RowSegment>& segments, int64_t, int64_t k,
+  void pack(ThreadPool& pool, const std::vector<RowSegment>& segments, int64_t n, int64_t k,
             uint8_t* dst) const override {
-    int64_t row = 0;
+    for (const RowRange& rows : ranges(n))
+      pack_rows(pool, some_rows(segments, rows.begin, rows.size()), rows, n, k, dst);
+  }
+  void pack_rows(ThreadPool& pool, const std::vector<RowSegment>& segments, const RowRange& rows,
+                 int64_t, int64_t k, uint8_t* dst) const override {
+    int64_t first = 0;
     for (const auto& [count, format] : parts_) {
-      format->pack(pool, some_rows(segments, row, count), count, k, dst);
+      if (rows.begin < first + count)
+        return format->pack_rows(pool, segments, {rows.begin - first, rows.end - first}, count, k,
+                                 dst);
+      first += count;
       dst += part_bytes(*format, count, k);
-      row += count;
     }
   }
   void unpack_row(const LinearWeight& w, int64_t row, float* out) const override {

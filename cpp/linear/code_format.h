@@ -25,6 +25,8 @@ class CodeFormat final : public WeightFormat {
   void check(const std::vector<RowSegment>& segments, int64_t k) const override;
   void pack(ThreadPool& pool, const std::vector<RowSegment>& segments, int64_t n, int64_t k,
             uint8_t* dst) const override;
+  void pack_rows(ThreadPool& pool, const std::vector<RowSegment>& segments, const RowRange& rows,
+                 int64_t n, int64_t k, uint8_t* dst) const override;
   void unpack_row(const LinearWeight& w, int64_t row, float* out) const override;
   void matmul(Context& ctx, const LinearWeight& w, const Mat& x, const Mat& y,
               const LinearArgs& args) const override;

@@ -53,6 +53,11 @@ void WeightFormat::check(const std::vector<RowSegment>& segments, int64_t) const
   }
 }
 
+void WeightFormat::pack_rows(ThreadPool& pool, const std::vector<RowSegment>& segments,
+                             const RowRange& rows, int64_t, int64_t k, uint8_t* dst) const {
+  pack(pool, segments, rows.size(), k, dst + packed_bytes(rows.begin, k));
+}
+
 void WeightFormat::matmul_group(Context& ctx, const WeightGroup& w, const int32_t* begin, int64_t,
                                 const Mat& x, const Mat& y, Epilogue epilogue) const {
   for (size_t i = 0; i < w.weights.size(); ++i) {

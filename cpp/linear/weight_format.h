@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,7 +16,8 @@
 
 namespace turbomind {
 
-struct CodeRows;  // linear/code_rows.h
+class CodeSource;  // linear/codes/code_source.h
+struct CodePiece;
 
 // A row-major source matrix in an open file. The caller owns the descriptor.
 struct SourceFile {
@@ -26,8 +28,8 @@ struct SourceFile {
 };
 
 // Rows [row_begin, row_begin + rows) and columns [col_begin, col_begin + cols) of a row-major
-// source matrix. `data` points at the source's first element; null where the matrix is in `file`,
-// and for rows of zeros, which have neither that nor codes.
+// source matrix. `data` points at the source's first element; null where the rows are read or made
+// first, and for rows of zeros, which have nothing at all.
 struct RowSegment {
   const void* data = nullptr;
   DType dtype = DType::f32;
@@ -35,9 +37,12 @@ struct RowSegment {
   int64_t rows = 0;
   int64_t cols = 0;
   const SourceFile* file = nullptr;
-  const CodeRows* codes = nullptr;  // in place of data and file: rows of a quantized checkpoint
+  const CodeSource* codes = nullptr;  // in place of data and file: rows of a quantized checkpoint
   int64_t col_begin = 0;
   int64_t source_cols = 0;  // of the whole source; 0: cols
+  // In place of data: writes elements [begin, end) of the source to memory for them.
+  const std::function<void(int64_t begin, int64_t end, void* out)>* make = nullptr;
+  const CodePiece* piece = nullptr;  // of `codes`: these rows in memory, if they come from files
 
   int64_t all_cols() const { return source_cols ? source_cols : cols; }
 };
@@ -74,8 +79,10 @@ class WeightFormat {
   // Bytes of the packed form of an [n, k] matrix; padding included. For a multiple of
   // kPackRows rows it is also where the row after them begins.
   virtual size_t packed_bytes(int64_t n, int64_t k) const = 0;
-  // Whether pack() may be called for kPackRows rows after another, not only for all.
+  // Whether the packed form of some whole pieces of kPackRows rows is a matrix of its own.
   virtual bool packs_pieces() const { return true; }
+  // The ranges of rows, in order, of which pieces of kPackRows rows may be packed one by one.
+  virtual std::vector<RowRange> ranges(int64_t n) const { return {{0, n}}; }
   // Where a matrix may be cut into parts that are packed for themselves. The format of some rows,
   // whose ranges [begin, end) are in order:
   virtual const WeightFormat& of_rows(const std::vector<RowRange>&) const { return *this; }
@@ -87,6 +94,10 @@ class WeightFormat {
   // pool.
   virtual void pack(ThreadPool& pool, const std::vector<RowSegment>& segments, int64_t n, int64_t k,
                     uint8_t* dst) const = 0;
+  // Packs a piece of the rows of a matrix [n, k], whose packed form begins at `dst`: whole pieces
+  // of kPackRows rows of one of ranges(), or all rows to its end.
+  virtual void pack_rows(ThreadPool& pool, const std::vector<RowSegment>& segments,
+                         const RowRange& rows, int64_t n, int64_t k, uint8_t* dst) const;
   // The inverse of pack for one row: k floats. Serves embedding lookups and tests.
   virtual void unpack_row(const LinearWeight& w, int64_t row, float* out) const = 0;
   // Allocates the work memory of products of up to `rows` rows with `w`. Formats that need none do

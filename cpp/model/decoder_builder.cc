@@ -20,8 +20,9 @@ namespace turbomind {
 namespace {
 
 // Source bytes that are in memory at a time, but for a few rows: what loading needs beside the
-// packed weights.
+// packed weights. Of codes they are more, for tensors whose strips have a few bytes of each row.
 constexpr int64_t kPieceBytes = 2 << 20;
+constexpr int64_t kCodePieceBytes = 8 << 20;
 
 float load_element(const void* data, DType dtype, int64_t i) {
   switch (dtype) {
@@ -70,20 +71,42 @@ void cut_head(LinearWeight& head, const RowRange& rows) {
   head.bytes = head.format->packed_bytes(head.n, head.k);
 }
 
+// The bits of the smallest magnitude of a source's type that is not finite in the packed type.
+uint32_t first_too_large(DType source, DType target) {
+  // 65520 rounds to infinity in float16; bfloat16 has float32's range but rounds up near its end.
+  const float limit = target == DType::bf16 ? 3.3961775e38f : 65520.0f;
+  uint32_t bits = 0x7f800000;  // infinity
+  if (target == DType::f16 || (target == DType::bf16 && source == DType::f32))
+    std::memcpy(&bits, &limit, 4);
+  if (source == DType::f32) return bits;
+  return source == DType::f16 ? 0x7c00 : (bits >> 16) + ((bits & 0xffff) != 0);
+}
+
+// The largest of the bits of magnitudes, which are ordered as they are. NaN is the largest.
+template <typename Bits>
+Bits largest_magnitude(const Bits* values, int64_t count) {
+  constexpr Bits kMagnitude = static_cast<Bits>(Bits{0} - 1) >> 1;
+  Bits most = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const Bits magnitude = values[i] & kMagnitude;
+    most = magnitude > most ? magnitude : most;
+  }
+  return most;
+}
+
 // True when every source value is finite after rounding to the packed type.
 bool all_finite(ThreadPool& pool, const std::vector<RowSegment>& segments, DType target) {
   std::atomic<bool> finite{true};
-  // 65520 rounds to infinity in float16; bfloat16 has float32's range but rounds up near its end.
-  const float limit = target == DType::f16    ? 65520.0f
-                      : target == DType::bf16 ? 3.3961775e38f
-                                              : HUGE_VALF;
   for (const RowSegment& s : segments) {
     if (s.data == nullptr) continue;
+    const uint32_t limit = first_too_large(s.dtype, target);
     pool.parallel_for(s.rows, std::max<int64_t>(1, 65536 / s.cols), [&](int64_t b, int64_t e, int) {
-      bool ok = true;
-      for (int64_t i = (s.row_begin + b) * s.cols; i < (s.row_begin + e) * s.cols; ++i)
-        ok &= std::fabs(load_element(s.data, s.dtype, i)) < limit;  // false for NaN
-      if (!ok) finite.store(false, std::memory_order_relaxed);
+      const int64_t first = (s.row_begin + b) * s.cols, count = (e - b) * s.cols;
+      const uint32_t most =
+          s.dtype == DType::f32
+              ? largest_magnitude(static_cast<const uint32_t*>(s.data) + first, count)
+              : largest_magnitude(static_cast<const uint16_t*>(s.data) + first, count);
+      if (most >= limit) finite.store(false, std::memory_order_relaxed);
     });
   }
   return finite.load();
@@ -142,14 +165,21 @@ struct DecoderBuilder::Impl {
 
   void allocate() {
     const ModelMemory memory = place_slots(slots, place);
-    if (place == WeightPlace::host)
-      weights[0].arena = std::make_shared<Buffer>(resources[0]->context, memory.weights());
+    if (place == WeightPlace::host) weights[0].arena = host_arena(memory.weights());
     for (int r = 0; r < ranks(); ++r) {
       DecoderWeights& w = weights[r];
       w.bytes = memory.ranks[r].weights;
       w.shared_bytes = memory.shared_weights;
       w.arena = place == WeightPlace::host ? weights[0].arena : gpu_arena(r, w.bytes);
       place_weights({r, ranks()});
+    }
+  }
+
+  std::shared_ptr<Buffer> host_arena(size_t bytes) const {
+    try {
+      return std::make_shared<Buffer>(resources[0]->context, bytes);
+    } catch (const Error& e) {
+      throw_error(ErrorCode::model, "the weights need ", bytes, " bytes: ", e.what());
     }
   }
 
@@ -231,11 +261,22 @@ struct DecoderBuilder::Impl {
     const Slot& slot = *parts[0].slot;
     std::vector<uint8_t*> at;
     for (const Part& part : parts) at.push_back(memory_of(part));
-    int64_t piece = round_up(std::max<int64_t>(1, kPieceBytes / (slot.spec.cols * 4)), kPackRows);
-    if (slot.linear && !slot.part_format->packs_pieces()) piece = slot.packed_rows;
-    for (int64_t row = 0; row < slot.packed_rows; row += piece)
-      fill_piece(parts, at, rows, row, std::min(piece, slot.packed_rows - row));
+    const int64_t piece = piece_rows(rows, slot.spec.cols);
+    const std::vector<RowRange> ranges = slot.linear ? slot.part_format->ranges(slot.packed_rows)
+                                                     : std::vector<RowRange>{{0, slot.packed_rows}};
+    for (const RowRange& range : ranges)
+      for (int64_t row = range.begin; row < range.end; row += piece)
+        fill_piece(parts, at, rows, {row, std::min(row + piece, range.end)});
     if (place == WeightPlace::gpu) upload(parts);
+  }
+
+  // Returns how many rows are in memory at a time.
+  static int64_t piece_rows(const std::vector<RowSegment>& rows, int64_t cols) {
+    int64_t count = kPieceBytes / (cols * 4), code_bytes = 0;
+    for (const RowSegment& s : rows)
+      if (s.codes) code_bytes = std::max(code_bytes, s.codes->row_bytes());
+    if (code_bytes > 0) count = kCodePieceBytes / code_bytes;
+    return round_up(std::max<int64_t>(1, count), kPackRows);
   }
 
   // Where a part is packed: in its place, or in staging memory of its GPU.
@@ -255,26 +296,34 @@ struct DecoderBuilder::Impl {
   }
 
   static void check_sources(const Slot& slot, const std::vector<RowSegment>& segments) {
+    with_name(slot, [&] { slot.format->check(segments, slot.spec.cols); });
+  }
+
+  // Calls f; its errors name the slot.
+  template <typename F>
+  static void with_name(const Slot& slot, F&& f) {
     try {
-      slot.format->check(segments, slot.spec.cols);
+      f();
     } catch (const Error& e) {
       throw_error(e.code(), "weight ", slot.spec.name, ": ", e.what());
     }
   }
 
-  // Packs rows [begin, begin + count) of `ordered` into the memory of each part.
+  // Packs a piece of `ordered` into the memory of each part.
   void fill_piece(const std::vector<Part>& parts, const std::vector<uint8_t*>& memory,
-                  const std::vector<RowSegment>& ordered, int64_t begin, int64_t count) {
-    const std::vector<RowSegment> rows = reader.read(pool(), some_rows(ordered, begin, count));
+                  const std::vector<RowSegment>& ordered, const RowRange& piece) {
+    const std::vector<RowSegment> rows =
+        reader.read(pool(), some_rows(ordered, piece.begin, piece.size()));
     for (size_t i = 0; i < parts.size(); ++i) {
       const Slot& slot = *parts[i].slot;
       const SlotPart& part = slot.part;
       if (slot.linear)
-        slot.part_format->pack(pool(), some_columns(rows, part.col_begin, part.cols), count,
-                               part.cols,
-                               memory[i] + slot.part_format->packed_bytes(begin, part.cols));
+        with_name(slot, [&] {
+          slot.part_format->pack_rows(pool(), some_columns(rows, part.col_begin, part.cols), piece,
+                                      slot.packed_rows, part.cols, memory[i]);
+        });
       else
-        copy_vector(rows, reinterpret_cast<float*>(memory[i]) + begin);
+        copy_vector(rows, reinterpret_cast<float*>(memory[i]) + piece.begin);
     }
     const Slot& slot = *parts[0].slot;
     const DType target = slot.linear ? slot.format->source_dtype() : DType::f32;
@@ -291,7 +340,7 @@ struct DecoderBuilder::Impl {
 
   // Unit-variance embeddings and 1/sqrt(fan in) elsewhere keep activations of order one at any
   // depth.
-  void fill_dummy(size_t index, uint64_t seed, uint16_t* source) {
+  void fill_dummy(size_t index, uint64_t seed) {
     const Slot& slot = slots[0][index];
     const int64_t rows = slot.spec.rows, cols = slot.spec.cols;
     const uint64_t key = hash_name(seed, slot.spec.name);
@@ -300,13 +349,15 @@ struct DecoderBuilder::Impl {
                          : slot.spec.name == "embed" && !config.tied_head
                              ? 1.7320508f
                              : std::sqrt(3.0f / static_cast<float>(cols));
-    pool().parallel_for(rows * cols, 1 << 16, [&](int64_t b, int64_t e, int) {
+    const std::function<void(int64_t, int64_t, void*)> make = [&](int64_t b, int64_t e, void* out) {
       for (int64_t i = b; i < e; ++i) {
         const float u = static_cast<float>(static_cast<int32_t>(mix(key + i) >> 32)) * 0x1p-31f;
-        source[i] = f32_to_bf16((factor ? 1.0f : 0.0f) + spread * u);
+        static_cast<uint16_t*>(out)[i - b] = f32_to_bf16((factor ? 1.0f : 0.0f) + spread * u);
       }
-    });
-    set(index, {{source, DType::bf16, 0, rows, cols}});
+    };
+    RowSegment segment{nullptr, DType::bf16, 0, rows, cols};
+    segment.make = &make;
+    set(index, {segment});
   }
 
   const ModelConfig config;
@@ -342,25 +393,8 @@ void DecoderBuilder::set(const std::string& slot, const std::vector<RowSegment>&
 }
 
 void DecoderBuilder::fill_dummy(uint64_t seed) {
-  const std::vector<Slot>& slots = impl_->slots[0];
-  const auto elements = [&](size_t i) { return slots[i].spec.rows * slots[i].spec.cols; };
-  std::vector<size_t> order;
-  for (size_t i = 0; i < slots.size(); ++i)
-    if (!slots[i].filled) order.push_back(i);
-  // The largest come first, while few weights take memory. Smaller ones share a block, whose pages
-  // are touched once.
-  std::stable_sort(order.begin(), order.end(),
-                   [&](size_t a, size_t b) { return elements(a) > elements(b); });
-  std::unique_ptr<uint16_t[]> source;
-  int64_t size = 0;
-  for (const size_t i : order) {
-    if (!source || elements(i) < size / 2) {
-      source.reset();
-      size = elements(i);
-      source.reset(new uint16_t[size]);
-    }
-    impl_->fill_dummy(i, seed, source.get());
-  }
+  for (size_t i = 0; i < impl_->slots[0].size(); ++i)
+    if (!impl_->slots[0][i].filled) impl_->fill_dummy(i, seed);
 }
 
 std::unique_ptr<Model> DecoderBuilder::finish(bool check_finite) {

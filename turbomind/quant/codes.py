@@ -53,11 +53,11 @@ class Codes:
     columns: npt.NDArray[np.int32] | None = None
     code_bits: int = 8
 
-    def rows(self, columns: int) -> _C.CodeRows:
+    def rows(self, columns: int) -> _C.CodeSource:
         """Returns the rows for the core."""
         arrays = {
             f.name: np.ascontiguousarray(value)
             for f in fields(self)
             if isinstance(value := getattr(self, f.name), np.ndarray)
         }
-        return _C.CodeRows(len(self.codes), columns, code_bits=self.code_bits, **arrays)
+        return _C.code_rows(len(self.codes), columns, code_bits=self.code_bits, **arrays)

@@ -102,7 +102,7 @@ class Scheme:
                 segments.append((zeros, "float32", 0, row.count, row.columns))
                 continue
             if self.kind(row) is not None:
-                segments.append(self.codes(row).rows(row.columns))
+                segments.append((self.codes(row).rows(row.columns), 0, row.count))
                 continue
             if self.widens(row) or not row.contiguous:
                 place = (row.tensor, row.index)

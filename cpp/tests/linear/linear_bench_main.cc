@@ -148,7 +148,7 @@ struct Problem {
   // In two segments, the second starting inside a panel and inside the source.
   void pack(const WeightFormat& format, ThreadPool& pool) {
     const int64_t half = c.n / 3;
-    const CodeRows* rows = codes ? &codes->rows : nullptr;
+    const CodeSource* rows = codes ? &codes->rows : nullptr;
     const void* data = codes ? nullptr : source.data() + 1;
     const std::vector<RowSegment> segments = {
         {data, c.source, 0, half, c.k, nullptr, rows},
