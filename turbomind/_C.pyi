@@ -79,6 +79,7 @@ class LayerConfig:
 def code_format(
     bits: int, group: int, scales: str, offsets: str = "none", ordered: bool = False
 ) -> str: ...
+def block_formats() -> list[tuple[str, tuple[int, int, str, str]]]: ...  # of types of GGUF blocks
 def parts_format(parts: Sequence[tuple[int, str]]) -> str: ...  # rows and format of each part
 
 class ModelConfig:
@@ -175,6 +176,41 @@ def code_rows(
     scales, offsets: [rows, groups] in the types of the format. super_scales, super_offsets:
     [rows, cols / 256] float16, of scales "int8". columns: [cols] int32, of ordered formats.
     """
+
+def block_codes(tensor: str, type: str, file: SourceFile, rows: int, cols: int) -> CodeSource:
+    """Returns the rows of a tensor of GGUF blocks, of one of the types of block_formats()."""
+
+class PackedIntegers:
+    """A matrix [rows, n] of integers of 4 or 8 bits, packed in words of 32 bits from the low ones.
+
+    packing: "bytes": [rows, n] int8, less 2^(bits-1). "inputs": [rows, words of n].
+    "inputs_first": [words of n, rows]. "outputs": [words of rows, n]. "outputs_last":
+    [n, words of rows]. interleaved: the fields of a word are its outputs 0 2 4 6 1 3 5 7.
+    add: is added to each word, modulo 2^32.
+    """
+
+    def __init__(
+        self, tensor: str, file: SourceFile, packing: str, interleaved: bool = False, add: int = 0
+    ) -> None: ...
+
+class PackedScales:
+    """Scales [rows, groups], or [groups, rows] with `groups_first`."""
+
+    def __init__(
+        self, tensor: str, file: SourceFile, dtype: str, groups_first: bool = False
+    ) -> None: ...
+
+def packed_codes(
+    rows: int,
+    cols: int,
+    bits: int,
+    group: int,  # columns of a scale; 0: one for a row
+    codes: PackedIntegers,
+    scales: PackedScales,
+    zeros: PackedIntegers | None = None,
+    columns: Any = None,  # as for code_rows()
+) -> CodeSource:
+    """Returns codes, scales and zero points that are in tensors of their own."""
 
 class DecoderBuilder:
     """Packs weights. Segments are (buffer or SourceFile, dtype name, first row, rows, columns) of

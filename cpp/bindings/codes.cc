@@ -7,7 +7,9 @@
 #include "bindings/buffer_view.h"
 #include "core/memory.h"
 #include "linear/code_format.h"
+#include "linear/codes/block_codes.h"
 #include "linear/codes/code_rows.h"
+#include "linear/codes/packed_codes.h"
 #include "linear/row_source.h"
 #include "model/weight_reader.h"
 
@@ -16,6 +18,8 @@ namespace {
 
 constexpr std::array<const char*, 4> kScaleNames = {"float32", "float16", "bfloat16", "int8"};
 constexpr std::array<const char*, 3> kOffsetNames = {"none", "zero", "minimum"};
+constexpr std::array<const char*, 5> kPackingNames = {"bytes", "inputs", "inputs_first", "outputs",
+                                                      "outputs_last"};
 
 // ---- formats
 
@@ -37,12 +41,28 @@ std::string parts_format_name(const std::vector<std::pair<int64_t, std::string>>
   return parts_format(formats).name();
 }
 
+// Returns (bits, group, scales, offsets) of the format of each type of GGUF blocks.
+std::vector<std::pair<std::string, std::tuple<int, int, std::string, std::string>>>
+block_formats() {
+  std::vector<std::pair<std::string, std::tuple<int, int, std::string, std::string>>> formats;
+  for (const BlockType& type : block_types()) {
+    const CodeLayout& l = type.layout;
+    formats.push_back({type.name,
+                       {l.bits, l.group, kScaleNames[static_cast<int>(l.scales)],
+                        kOffsetNames[static_cast<int>(l.offsets)]}});
+  }
+  return formats;
+}
+
 void bind_formats(py::module_& m) {
   m.def("code_format", &code_format_name, py::arg("bits"), py::arg("group"), py::arg("scales"),
         py::arg("offsets") = "none", py::arg("ordered") = false,
         "Returns the name of a format of codes. Raises InvalidRequest for one that there is not.");
   m.def("parts_format", &parts_format_name, py::arg("parts"),
         "Returns the name of a format whose rows are of several: (rows, name) each.");
+  m.def("block_formats", &block_formats,
+        "Returns the name of each type of GGUF blocks and (bits, group, scales, offsets) of its "
+        "format.");
 }
 
 // ---- sources
@@ -86,6 +106,19 @@ std::shared_ptr<CodeSource> make_code_rows(int64_t rows, int64_t cols, const py:
   return source;
 }
 
+std::shared_ptr<CodeSource> make_packed_codes(int64_t rows, int64_t cols, int bits, int64_t group,
+                                              const PackedIntegers& codes,
+                                              const PackedScales& scales,
+                                              const std::optional<PackedIntegers>& zeros,
+                                              const py::object& columns) {
+  check_size("PackedCodes", rows, cols);
+  if (group < 0) throw_error(ErrorCode::model, "PackedCodes: got group ", group);
+  auto source = std::make_shared<InBuffers<PackedCodes>>(rows, cols, bits, group, codes, scales,
+                                                         zeros, ByteSpan{});
+  source->columns = source->keep(columns, "PackedCodes: columns");
+  return source;
+}
+
 // Returns rows as they are once they are packed, as many as the source has from `begin` on.
 py::array_t<float> unpack_codes(const CodeSource& self, const std::string& format_name,
                                 int64_t begin) {
@@ -107,6 +140,26 @@ py::array_t<float> unpack_codes(const CodeSource& self, const std::string& forma
   return result;
 }
 
+void bind_packed(py::module_& m) {
+  py::class_<PackedIntegers>(m, "PackedIntegers",
+                             "A tensor of integers of 4 or 8 bits in words of 32.")
+      .def(py::init([](std::string tensor, const SourceFile& file, const std::string& packing,
+                       bool interleaved, uint32_t add) {
+             return PackedIntegers{std::move(tensor), file,
+                                   to_choice<Packing>("packing", packing, kPackingNames),
+                                   interleaved, add};
+           }),
+           py::arg("tensor"), py::arg("file"), py::arg("packing"), py::arg("interleaved") = false,
+           py::arg("add") = 0);
+  py::class_<PackedScales>(m, "PackedScales", "A tensor of scales of groups.")
+      .def(py::init([](std::string tensor, const SourceFile& file, const std::string& dtype,
+                       bool groups_first) {
+             return PackedScales{std::move(tensor), file,
+                                 to_choice<ScaleType>("dtype", dtype, kScaleNames), groups_first};
+           }),
+           py::arg("tensor"), py::arg("file"), py::arg("dtype"), py::arg("groups_first") = false);
+}
+
 }  // namespace
 
 void bind_codes(py::module_& m) {
@@ -119,6 +172,7 @@ void bind_codes(py::module_& m) {
              return SourceFile{std::move(path), descriptor, offset, bytes};
            }),
            py::arg("path"), py::arg("descriptor"), py::arg("offset"), py::arg("bytes"));
+  bind_packed(m);
   py::class_<CodeSource, std::shared_ptr<CodeSource>>(m, "CodeSource",
                                                       "Rows of codes of a quantized checkpoint.")
       .def_property_readonly("rows", [](const CodeSource& s) { return s.rows; })
@@ -130,6 +184,19 @@ void bind_codes(py::module_& m) {
         py::arg("scales"), py::arg("offsets") = py::none(), py::arg("super_scales") = py::none(),
         py::arg("super_offsets") = py::none(), py::arg("columns") = py::none(),
         py::arg("code_bits") = 8, "Returns codes that are in contiguous buffers.");
+  m.def(
+      "block_codes",
+      [](const std::string& tensor, const std::string& type, const SourceFile& file, int64_t rows,
+         int64_t cols) -> std::shared_ptr<CodeSource> {
+        check_size("BlockCodes", rows, cols);
+        return std::make_shared<BlockCodes>(tensor, type, file, rows, cols);
+      },
+      py::arg("tensor"), py::arg("type"), py::arg("file"), py::arg("rows"), py::arg("cols"),
+      "Returns the rows of a tensor of GGUF blocks.");
+  m.def("packed_codes", &make_packed_codes, py::arg("rows"), py::arg("cols"), py::arg("bits"),
+        py::arg("group"), py::arg("codes"), py::arg("scales"), py::arg("zeros") = py::none(),
+        py::arg("columns") = py::none(),
+        "Returns codes, scales and zero points that are in tensors of their own.");
 }
 
 }  // namespace turbomind::bindings

@@ -102,10 +102,11 @@ class WeightFile:
         """
         return self.read(tensor.begin, tensor.end)
 
-    def source(self, tensor: Tensor) -> _C.SourceFile:
-        """Returns the tensor's place, valid while this object exists."""
-        length = tensor.end - tensor.begin
-        return _C.SourceFile(str(self.path), self._descriptor, tensor.begin, length)
+    def source(self, tensor: Tensor, part: int = 0, parts: int = 1) -> _C.SourceFile:
+        """Returns the place of a tensor, or of one of its equal parts, while this object exists."""
+        length = (tensor.end - tensor.begin) // parts
+        begin = tensor.begin + part * length
+        return _C.SourceFile(str(self.path), self._descriptor, begin, length)
 
     def prefetch(self, tensor: Tensor) -> None:
         """Asks the system to read the tensor into its page cache."""

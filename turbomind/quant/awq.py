@@ -6,15 +6,14 @@ A word of `qweight` [in, out / 8] and `qzeros` [groups, out / 8] holds eight out
 
 from __future__ import annotations
 
+import turbomind._C as _C
 from turbomind.files.checkpoint import CheckpointFiles
 from turbomind.models import Rows
 from turbomind.models.quantization import Quantization
-from turbomind.quant.codes import CodeKind, Codes
+from turbomind.quant.codes import CodeKind
 from turbomind.quant.modules import ModuleScheme, Shapes
-from turbomind.quant.packed import SCALES, check_group_size, groups_of, repeated, scale_kind, unpack
+from turbomind.quant.packed import SCALES, check_group_size, groups_of, scale_kind
 from turbomind.quant.tool_fields import agreed_choice, name_of, tool_fields
-
-_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 class Awq(ModuleScheme):
@@ -53,13 +52,13 @@ class Awq(ModuleScheme):
             shapes["qzeros"] = ((groups, outputs // 8), ("I32",))
         return shapes
 
-    def codes(self, row: Rows) -> Codes:
-        """Reads rows."""
-        parts = self.arrays(row)
-        rows = slice(row.begin, row.begin + row.count)
-        codes = unpack(parts["qweight"], 4, _ORDER).T[rows]
-        scales, zeros, columns = parts["scales"].T[rows], None, row.shape[1]
-        if "qzeros" in parts:
-            zeros = unpack(parts["qzeros"], 4, _ORDER).T[rows]
-            zeros = repeated(zeros, columns, self.group_size)
-        return Codes(codes, repeated(scales, columns, self.group_size), zeros)
+    def codes(self, row: Rows) -> _C.CodeSource:
+        """Returns a matrix."""
+        zeros = None
+        if "qzeros" in self.shapes(row):
+            zeros = self.integers(row, "qzeros", "outputs_last", interleaved=True)
+        codes = self.integers(row, "qweight", "outputs_last", interleaved=True)
+        scales = self.scales(row, groups_first=True)
+        rows, columns = row.shape
+        group = max(0, self.group_size)
+        return _C.packed_codes(rows, columns, 4, group, codes, scales, zeros)

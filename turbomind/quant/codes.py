@@ -1,16 +1,10 @@
-"""Codes of a matrix with their scales, in the arrangement that the core packs."""
+"""The kinds of codes that matrices are stored as."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from dataclasses import dataclass
 
 import turbomind._C as _C
-
-Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -36,28 +30,3 @@ class CodeKind:
     def format(self) -> str:
         """Returns the name of the core's format."""
         return _C.code_format(self.bits, self.group, self.scales, self.offsets, self.ordered)
-
-
-@dataclass(frozen=True)
-class Codes:
-    """Rows of codes: `codes` [rows, columns], or [rows, columns / 2] with an even column in the low
-    half of a byte; `scales` and `offsets` [rows, groups]; `super_scales` and `super_offsets`
-    [rows, columns / 256], float16; `columns` [columns], a permutation.
-    """
-
-    codes: Bytes
-    scales: npt.NDArray[Any]
-    offsets: npt.NDArray[Any] | None = None
-    super_scales: npt.NDArray[np.float16] | None = None
-    super_offsets: npt.NDArray[np.float16] | None = None
-    columns: npt.NDArray[np.int32] | None = None
-    code_bits: int = 8
-
-    def rows(self, columns: int) -> _C.CodeSource:
-        """Returns the rows for the core."""
-        arrays = {
-            f.name: np.ascontiguousarray(value)
-            for f in fields(self)
-            if isinstance(value := getattr(self, f.name), np.ndarray)
-        }
-        return _C.code_rows(len(self.codes), columns, code_bits=self.code_bits, **arrays)

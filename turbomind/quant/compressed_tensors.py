@@ -11,24 +11,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+import turbomind._C as _C
 from turbomind.errors import ModelError
 from turbomind.files.checkpoint import CheckpointFiles
 from turbomind.models import Rows
 from turbomind.models.config import Fields
 from turbomind.models.quantization import Quantization
-from turbomind.quant.codes import Bytes, CodeKind, Codes
+from turbomind.quant.codes import CodeKind
 from turbomind.quant.modules import ModuleScheme, Shapes
 from turbomind.quant.packed import (
     SCALES,
-    Array,
     check_group_size,
     column_order,
     groups_of,
-    repeated,
     scale_kind,
-    unpack,
 )
 from turbomind.quant.targets import Patterns, Targets
 from turbomind.shown import shown
@@ -113,25 +109,28 @@ class CompressedTensors(ModuleScheme):
             shapes["weight_g_idx"] = ((inputs,), ("I32",))
         return shapes
 
-    def codes(self, row: Rows) -> Codes:
-        """Reads rows."""
-        group, parts, columns = self._group(row), self.arrays(row), row.shape[1]
-        rows = slice(row.begin, row.begin + row.count)
-        order = None
+    def codes(self, row: Rows) -> _C.CodeSource:
+        """Returns a matrix."""
+        group, module = self._group(row), _module(row)
+        order = zeros = None
         if group.is_ordered:
-            name = f"{_module(row)}.weight_g_idx"
-            order = column_order(parts["weight_g_idx"], group.group_size, name)
-        codes, code_bits = _codes(row, parts, group.bits, order is not None)
-        if order is not None:
-            codes = codes[:, order]
-        scales = parts["weight_scale"][rows]
-        if self.code_kind(row, "F32").group == 0:
-            return Codes(codes, _float32(scales[:, 0]), code_bits=code_bits)
-        zeros = None
+            name = f"{module}.weight_g_idx"
+            order = column_order(self.array(row, "weight_g_idx"), group.group_size, name)
+        is_plain = self._is_plain(module)
+        if not is_plain:
+            shape = tuple(map(int, self.array(row, "weight_shape")))
+            if shape != row.shape:
+                raise ModelError(f"tensor {module}.weight_shape is {shape}, expected {row.shape}")
         if not group.is_symmetric:
-            zeros = repeated(_zeros(row, parts, group.bits), columns, group.group_size)
-        scales = repeated(scales, columns, group.group_size)
-        return Codes(codes, scales, zeros, columns=order, code_bits=code_bits)
+            zeros = self.integers(row, "weight_zero_point", "bytes" if is_plain else "outputs")
+        codes = (
+            self.integers(row, "weight", "bytes")
+            if is_plain
+            else self.integers(row, "weight_packed", "inputs")
+        )
+        scales = self.scales(row, groups_first=False)
+        (rows, columns), width = row.shape, max(0, group.group_size)
+        return _C.packed_codes(rows, columns, group.bits, width, codes, scales, zeros, order)
 
     def _is_plain(self, module: str) -> bool:
         """Returns whether a module's codes are a tensor of int8."""
@@ -236,49 +235,3 @@ def _module(row: Rows) -> str:
 def _words(count: int, bits: int) -> int:
     """Returns the words of 32 bits that hold codes."""
     return -(-count * bits // 32)
-
-
-def _codes(row: Rows, parts: dict[str, Array], bits: int, in_bytes: bool) -> tuple[Bytes, int]:
-    """Returns the codes of rows, and the bits that each takes: 4 only unless `in_bytes`."""
-    rows = slice(row.begin, row.begin + row.count)
-    if "weight" in parts:
-        return _unsigned(parts["weight"][rows], bits, row.tensor), 8
-    shape = tuple(map(int, parts["weight_shape"]))
-    if shape != row.shape:
-        raise ModelError(f"tensor {_module(row)}.weight_shape is {shape}, expected {row.shape}")
-    words, columns = parts["weight_packed"][rows], row.shape[1]
-    if in_bytes:
-        return unpack(words, bits)[:, :columns], 8
-    return words.view(np.uint8)[:, : -(-columns * bits // 8)], bits
-
-
-def _zeros(row: Rows, parts: dict[str, Array], bits: int) -> Bytes:
-    """Returns the zero points of rows."""
-    rows, stored = slice(row.begin, row.begin + row.count), parts["weight_zero_point"]
-    if "weight" in parts:
-        return _unsigned(stored[rows], bits, f"{_module(row)}.weight_zero_point")
-    zeros: Bytes = unpack(np.ascontiguousarray(stored.T), bits).T[rows]
-    return zeros
-
-
-def _unsigned(values: Array, bits: int, name: str) -> Bytes:
-    """Returns int8 values plus 2^(bits-1).
-
-    Raises:
-        ModelError: A value has more bits.
-    """
-    middle = 1 << (bits - 1)
-    if values.size and not -middle <= values.min() <= values.max() < middle:
-        raise ModelError(
-            f"tensor {name} has values from {values.min()} to {values.max()}, expected from "
-            f"{-middle} to {middle - 1}"
-        )
-    codes: Bytes = values.view(np.uint8) + np.uint8(middle)
-    return codes
-
-
-def _float32(scales: Array) -> Array:
-    """Returns scales, of which bfloat16 is uint16, as float32."""
-    if scales.dtype == np.uint16:
-        scales = (scales.astype(np.uint32) << 16).view(np.float32)
-    return scales.astype(np.float32)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
+import turbomind._C as _C
 from turbomind.files.checkpoint import DTYPES
-from turbomind.files.gguf import BLOCK_BYTES
 from turbomind.files.weight_file import Tensor, WeightFile
 from turbomind.models import Rows
 from turbomind.models.description import ZEROS
-from turbomind.quant.codes import CodeKind, Codes
-from turbomind.quant.gguf_blocks import KINDS, MXFP4, read_blocks, read_mxfp4
+from turbomind.quant.codes import CodeKind
 from turbomind.quant.mxfp4 import widened
 from turbomind.quant.scheme import Array, Scheme
 
+KINDS = {name: CodeKind(*facts) for name, facts in _C.block_formats()}
+MXFP4 = "MXFP4"
 READ = (*DTYPES, MXFP4, *KINDS)
 """Types of matrices that are read."""
 
@@ -34,10 +37,12 @@ class GgufScheme(Scheme):
         types = READ if len(row.part) == 2 else DTYPES
         return [self.checkpoint.find(row.tensor, row.shape, types)]
 
-    def codes(self, row: Rows) -> Codes:
-        """Reads the rows of a tensor of blocks."""
-        dtype, data = self._data(row, row.begin, row.count)
-        return read_blocks(dtype, data, row.count, BLOCK_BYTES[dtype])
+    def codes(self, row: Rows) -> _C.CodeSource:
+        """Returns the matrix of a tensor of blocks."""
+        ((file, tensor),) = self.places(row)
+        source = file.source(tensor, row.index or 0, math.prod(tensor.shape) // math.prod(row.part))
+        rows, columns = row.part
+        return _C.block_codes(tensor.name, tensor.dtype, source, rows, columns)
 
     def widens(self, row: Rows) -> bool:
         """Returns whether the tensor's type is MXFP4."""
@@ -49,12 +54,16 @@ class GgufScheme(Scheme):
         """Reads the matrix that rows are of."""
         if not self.widens(row):
             return super().part(row)
-        _, data = self._data(row, 0, row.part[0])
-        return widened(*read_mxfp4(data, row.part[0])), "bfloat16"
-
-    def _data(self, row: Rows, begin: int, count: int) -> tuple[str, bytes]:
-        """Returns the type of a tensor of blocks, and the bytes of rows of a matrix."""
         ((file, tensor),) = self.places(row)
-        row_bytes = (tensor.end - tensor.begin) // math.prod(tensor.shape[:-1])
-        first = tensor.begin + (begin + (row.index or 0) * row.part[0]) * row_bytes
-        return tensor.dtype, file.read(first, first + count * row_bytes)
+        length = (tensor.end - tensor.begin) // (math.prod(tensor.shape) // math.prod(row.part))
+        first = tensor.begin + (row.index or 0) * length
+        blocks = np.frombuffer(file.read(first, first + length), np.uint8)
+        return widened(*_codes_and_exponents(blocks.reshape(row.part[0], -1, 17))), "bfloat16"
+
+
+def _codes_and_exponents(blocks: Array) -> tuple[Array, Array]:
+    """Returns blocks of MXFP4, [rows, blocks, 17], in the arrangement of `quant.mxfp4`."""
+    words = np.ascontiguousarray(blocks[:, :, 1:]).view("<u2")  # low halves come first
+    low = (words & 0x0F) | (words >> 4 & 0xF0)
+    high = (words >> 4 & 0x0F) | (words >> 8 & 0xF0)
+    return np.concatenate([low, high], axis=2).astype(np.uint8), blocks[:, :, 0].copy()

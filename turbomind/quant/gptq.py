@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
+import turbomind._C as _C
 from turbomind.errors import ModelError
 from turbomind.files.checkpoint import CheckpointFiles
 from turbomind.models import Rows
 from turbomind.models.quantization import Quantization
-from turbomind.quant.codes import Bytes, CodeKind, Codes
+from turbomind.quant.codes import CodeKind
 from turbomind.quant.modules import ModuleScheme, Shapes
 from turbomind.quant.packed import (
     SCALES,
@@ -26,8 +27,6 @@ from turbomind.quant.packed import (
     check_group_size,
     column_order,
     groups_of,
-    read_array,
-    repeated,
     scale_kind,
     unpack,
 )
@@ -82,50 +81,55 @@ class Gptq(ModuleScheme):
             shapes["g_idx"] = ((inputs,), ("I32",))
         return shapes
 
-    def codes(self, row: Rows) -> Codes:
-        """Reads rows."""
-        parts, columns = self.arrays(row), row.shape[1]
-        module = row.tensor.removesuffix(".weight")
-        rows = slice(row.begin, row.begin + row.count)
-        codes = unpack(np.ascontiguousarray(parts["qweight"].T[rows]), self.bits)
-        zeros = self._zeros(parts["qzeros"], f"{module}.qzeros").T[rows]
-        scales = repeated(parts["scales"].T[rows], columns, self.group_size)
-        order = self._order(parts.get("g_idx"), f"{module}.g_idx")
-        if order is not None:
-            codes = codes[:, order]
-        offsets = None if self.symmetric else repeated(zeros, columns, self.group_size)
-        return Codes(codes, scales, offsets, columns=order)
+    def codes(self, row: Rows) -> _C.CodeSource:
+        """Returns a matrix."""
+        zeros = None
+        if self.symmetric:
+            self._check_symmetric(row)
+        else:
+            add = 0 if self.is_v2 else self._ones
+            zeros = self.integers(row, "qzeros", "outputs_last", add=add)
+        codes = self.integers(row, "qweight", "inputs_first")
+        scales = self.scales(row, groups_first=True)
+        (rows, columns), group = row.shape, max(0, self.group_size)
+        order = self._order(row)
+        return _C.packed_codes(rows, columns, self.bits, group, codes, scales, zeros, order)
+
+    @property
+    def _ones(self) -> int:
+        """A word whose fields are 1."""
+        return 0xFFFFFFFF // ((1 << self.bits) - 1)
 
     def correction(self, rows: Iterable[Rows]) -> str:
         """Returns "zeros" if a zero point is 0: earlier versions read it and the next one wrong."""
         if self.symmetric or self.is_v2:
             return ""
-        modules = {row.tensor.removesuffix(".weight"): row for row in rows if self.kind(row)}
-        for module, row in modules.items():
-            words = read_array(self.checkpoint, f"{module}.qzeros", *self.shapes(row)["qzeros"])
-            if (unpack(words, self.bits) == (1 << self.bits) - 1).any():
+        modules = {row.tensor: row for row in rows if self.kind(row)}
+        for row in modules.values():
+            words: Array = self.array(row, "qzeros").view(np.uint32)
+            shift = 1
+            while shift < self.bits:  # the lowest bit of a field becomes whether all of it are set
+                words, shift = words & (words >> shift), 2 * shift
+            if (words & self._ones).any():
                 return "zeros"
         return ""
 
-    def _zeros(self, words: Array, name: str) -> Bytes:
-        """Returns the zero points of the stored words."""
-        middle = 1 << (self.bits - 1)
-        if self.symmetric:
+    def _check_symmetric(self, row: Rows) -> None:
+        """Raises ModelError unless all zero points of a symmetric checkpoint are the middle."""
+        words, middle = self.array(row, "qzeros").view(np.uint32), 1 << (self.bits - 1)
+        if not any((words == stored * self._ones).all() for stored in (middle - 1, middle)):
             stored = unpack(words, self.bits)
-            if not np.isin(stored, (middle - 1, middle)).all() or np.ptp(stored):
-                raise ModelError(
-                    f"tensor {name} has values from {stored.min()} to {stored.max()}, expected "
-                    f"{middle - 1} or {middle} alone in a symmetric checkpoint"
-                )
-            return stored
-        if not self.is_v2:
-            words = words.view(np.uint32) + np.uint32(0xFFFFFFFF // ((1 << self.bits) - 1))
-        return unpack(words, self.bits)
+            raise ModelError(
+                f"tensor {row.tensor.removesuffix('.weight')}.qzeros has values from "
+                f"{stored.min()} to {stored.max()}, expected {middle - 1} or {middle} alone in a "
+                "symmetric checkpoint"
+            )
 
-    def _order(self, g_idx: Any, name: str) -> Any:
+    def _order(self, row: Rows) -> Any:
         """Returns the order of the columns; None where the groups are in their order."""
-        if self.group_size == -1 or g_idx is None:
+        if self.group_size == -1 or "g_idx" not in self.shapes(row):
             return None
+        name, g_idx = f"{row.tensor.removesuffix('.weight')}.g_idx", self.array(row, "g_idx")
         order = column_order(g_idx, self.group_size, name)
         if self.is_ordered:
             return order

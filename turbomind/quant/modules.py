@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import turbomind._C as _C
 from turbomind.files.weight_file import Tensor, WeightFile
 from turbomind.models import Rows
 from turbomind.quant.codes import CodeKind
-from turbomind.quant.packed import Array, read_array
+from turbomind.quant.packed import SCALES, Array, read_array
 from turbomind.quant.scheme import Scheme
 
 Shapes = dict[str, tuple[tuple[int, ...], tuple[str, ...]]]
@@ -58,13 +59,22 @@ class ModuleScheme(Scheme):
             for end, expected in self.shapes(row).items()
         ]
 
-    def arrays(self, row: Rows) -> dict[str, Array]:
-        """Reads the tensors of a module, by the end of their names."""
-        module = _module(row)
-        return {
-            end: read_array(self.checkpoint, f"{module}.{end}", *expected)
-            for end, expected in self.shapes(row).items()
-        }
+    def array(self, row: Rows, end: str) -> Array:
+        """Reads a tensor of a module."""
+        return read_array(self.checkpoint, f"{_module(row)}.{end}", *self.shapes(row)[end])
+
+    def integers(
+        self, row: Rows, end: str, packing: str, interleaved: bool = False, add: int = 0
+    ) -> _C.PackedIntegers:
+        """Returns a tensor of a module as integers in words; see `_C.PackedIntegers`."""
+        file, tensor = self.checkpoint.find(f"{_module(row)}.{end}", *self.shapes(row)[end])
+        return _C.PackedIntegers(tensor.name, file.source(tensor), packing, interleaved, add)
+
+    def scales(self, row: Rows, groups_first: bool) -> _C.PackedScales:
+        """Returns the scales of a module."""
+        name = f"{_module(row)}.{self.scales_name}"
+        file, tensor = self.checkpoint.find(name, *self.shapes(row)[self.scales_name])
+        return _C.PackedScales(tensor.name, file.source(tensor), SCALES[tensor.dtype], groups_first)
 
     def unused(self, names: Iterable[str]) -> list[str]:
         """Leaves out biases of zero, which older tools store for all matrices."""

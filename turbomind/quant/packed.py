@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy.typing as npt
 from turbomind.errors import ModelError
 from turbomind.files.checkpoint import CheckpointFiles
 from turbomind.models.config import Fields
-from turbomind.quant.codes import Bytes, CodeKind
+from turbomind.quant.codes import CodeKind
 
 GROUPS = (16, 32, 64, 128, 256)  # columns of a scale that the core has
 ROW_GROUP = 128  # where a row has one scale, it is repeated
@@ -33,20 +32,11 @@ def read_array(
     return np.frombuffer(file.data(tensor), _NUMPY[tensor.dtype]).reshape(shape)
 
 
-def unpack(words: Array, bits: int, order: Sequence[int] | None = None) -> Bytes:
-    """Returns the codes of words, [rows, words * 32 / bits], the low bits of a word first.
-
-    Args:
-        words: int32 [rows, words].
-        bits: Bits of a code.
-        order: The place among the codes of its word that each code has. None: in order.
-    """
-    count = 32 // bits
-    shifts = np.arange(count, dtype=np.uint32) * np.uint32(bits)
-    codes = (words.view(np.uint32)[:, :, None] >> shifts) & np.uint32((1 << bits) - 1)
-    found = np.empty(codes.shape, np.uint8)
-    found[:, :, slice(None) if order is None else list(order)] = codes
-    return found.reshape(len(words), -1)
+def unpack(words: Array, bits: int) -> Array:
+    """Returns the fields of words, [..., words, 32 / bits], the low bits of a word first."""
+    shifts = np.arange(0, 32, bits, dtype=np.uint32)
+    fields: Array = words[..., None] >> shifts & np.uint32((1 << bits) - 1)
+    return fields
 
 
 def group_columns(group_size: int) -> int:
@@ -57,13 +47,6 @@ def group_columns(group_size: int) -> int:
 def groups_of(columns: int, group_size: int) -> int:
     """Returns the number of groups of a row of the checkpoint."""
     return 1 if group_size == -1 else -(-columns // group_size)
-
-
-def repeated(values: Array, columns: int, group_size: int) -> Array:
-    """Returns values [rows, groups of the checkpoint] as [rows, groups of the core]."""
-    group = group_columns(group_size)
-    factor = -(-columns // group) if group_size == -1 else group_size // group
-    return np.repeat(values, factor, axis=1)[:, : -(-columns // group)]
 
 
 def column_order(g_idx: Array, group_size: int, name: str) -> npt.NDArray[np.int32]:

@@ -15,7 +15,7 @@ from turbomind.files.checkpoint import DTYPES, CheckpointFiles
 from turbomind.files.weight_file import Tensor, WeightFile
 from turbomind.models import Rows
 from turbomind.models.description import ZEROS
-from turbomind.quant.codes import CodeKind, Codes
+from turbomind.quant.codes import CodeKind
 
 Array = npt.NDArray[Any]
 
@@ -56,8 +56,8 @@ class Scheme:
         """
         return [] if row.tensor == ZEROS else [self.checkpoint.find(row.tensor, row.shape)]
 
-    def codes(self, row: Rows) -> Codes:
-        """Reads rows that have a kind.
+    def codes(self, row: Rows) -> _C.CodeSource:
+        """Returns the matrix that rows are of, which have a kind; the core reads it in pieces.
 
         Raises:
             ModelError: A tensor has a value that is out of range.
@@ -102,7 +102,7 @@ class Scheme:
                 segments.append((zeros, "float32", 0, row.count, row.columns))
                 continue
             if self.kind(row) is not None:
-                segments.append((self.codes(row).rows(row.columns), 0, row.count))
+                segments.append((self.codes(row), row.begin, row.count))
                 continue
             if self.widens(row) or not row.contiguous:
                 place = (row.tensor, row.index)

@@ -14,11 +14,11 @@ from checkpoints import make_model, prompt, reference_logits
 from divergences import divergence, round_to_int8
 
 import turbomind
-from turbomind import InvalidRequest, ModelError
-from turbomind.files.gguf import BLOCK_BYTES, GgufFile
+from turbomind import _C, InvalidRequest, ModelError
+from turbomind.files.gguf import GgufFile
 from turbomind.loading.gguf_tensors import tensor_name
 from turbomind.loading.loader import describe, fingerprint
-from turbomind.quant.gguf_blocks import KINDS, read_blocks
+from turbomind.quant.gguf import KINDS
 
 Open = Callable[..., turbomind.Engine]
 Type = gguf.GGMLQuantizationType
@@ -129,13 +129,19 @@ def round_inputs_of_experts(module: Any) -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_values_of_every_type_are_those_of_the_library(name: str) -> None:
+def test_values_of_every_type_are_those_of_the_library(name: str, tmp_path: Path) -> None:
     rows, columns = 37, 768
     values = np.random.default_rng(1).normal(size=(rows, columns)).astype(np.float32)
     data = gguf_files.blocks(values, Type[name])
     theirs = gguf.dequantize(data, Type[name]).reshape(rows, columns)
-    codes = read_blocks(name, data.tobytes(), rows, BLOCK_BYTES[name])
-    assert np.array_equal(codes.rows(columns).unpack(KINDS[name].format()), theirs)
+    path = tmp_path / "blocks"
+    path.write_bytes(b"head" + data.tobytes())
+    with path.open("rb") as file:
+        source = _C.SourceFile(str(path), file.fileno(), 4, data.nbytes)
+        codes = _C.block_codes("x", name, source, rows, columns)
+        ours = [codes.unpack(KINDS[name].format(), begin) for begin in (0, 5)]
+    assert np.array_equal(ours[0], theirs)
+    assert np.array_equal(ours[1], theirs[5:])
     assert np.ptp(theirs) > 1
 
 
