@@ -245,6 +245,7 @@ class Engine:
                 digests=_path("weights_digests", weights_digests),
                 gpus=gpus,
             )
+            info = replace(info, sources=None)
             self._begin(gpus, options, cache, needed, tiers, info, model)
 
         self.device_note: str | None = None

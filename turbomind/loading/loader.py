@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import turbomind._C as _C
 from turbomind.errors import InvalidRequest, ModelError, NotFound
-from turbomind.files.checkpoint import Checkpoint
+from turbomind.files.checkpoint import Checkpoint, CheckpointFiles
 from turbomind.files.gguf import GgufFile, is_gguf
 from turbomind.loading import gguf_config, gguf_tensors
 from turbomind.loading.digests import full_digest
@@ -59,6 +60,8 @@ class ModelInfo:
         tp: The ranks that the model is cut over.
         head_note: What the user should know of the head, "" for nothing.
         draft_layers: Layers of a GGUF file that only draft tokens and are not loaded.
+        sources: The open weight files, checked, which `load` reads; None where they were not asked
+            for, are not there, or are loaded already.
     """
 
     path: Path
@@ -78,6 +81,7 @@ class ModelInfo:
     tp: int = 1
     head_note: str = ""
     draft_layers: int = 0
+    sources: Sources | None = field(default=None, compare=False, repr=False)
 
     def to_core(self, fingerprint: str = "") -> _C.ModelConfig:
         """Converts the description to the core's struct."""
@@ -148,6 +152,18 @@ class ModelInfo:
         return values * KV_BYTES[self.kv_dtype]
 
 
+@contextlib.contextmanager
+def _enough_memory(path: Path) -> Iterator[None]:
+    """Raises ModelError in place of MemoryError, where a limit of the process is met."""
+    try:
+        yield
+    except MemoryError as error:
+        raise ModelError(
+            f"{path}: the memory that this process may use ran out while it was read"
+            f"{f': {error}' if str(error) else ''}"
+        ) from error
+
+
 def describe(
     model: str | os.PathLike[str],
     *,
@@ -182,8 +198,23 @@ def describe(
         ModelError: The config cannot be used.
     """
     path = resolve(model, revision, weights)
+    with _enough_memory(path):
+        return _describe(path, dtype, kv_dtype, rope_length, weights, gpu, quantize, tp)
+
+
+def _describe(
+    path: Path,
+    dtype: str,
+    kv_dtype: str,
+    rope_length: int | None,
+    weights: bool,
+    gpu: bool,
+    quantize: Quantize | None,
+    tp: int,
+) -> ModelInfo:
     source = _read_gguf(path, rope_length) if is_gguf(path) else _read_config(path, rope_length)
-    source, head_note = _with_stored_head(path, source, weights)
+    source = replace(source, checkpoint=_open_checkpoint(path, source, weights))
+    source, head_note = _with_stored_head(path, source)
     dtype = _weight_dtype(dtype, source.values, gpu)
     _check_choice("kv_dtype", kv_dtype, ("auto", *KV_BYTES))
     if kv_dtype == "auto":
@@ -215,6 +246,7 @@ def describe(
         tp=tp,
         head_note=head_note,
         draft_layers=source.draft_layers,
+        sources=sources,
     )
     if tp != 1:
         _C.plan_cache(info.to_core(), tp, gpu and not formats)  # raises if it cannot be cut
@@ -234,6 +266,22 @@ class _Source:
     gguf: GgufFile | None = None
     quantization: Quantization | None = None
     draft_layers: int = 0
+    checkpoint: CheckpointFiles | None = None
+
+
+def _open_checkpoint(path: Path, source: _Source, weights: bool) -> CheckpointFiles | None:
+    """Opens the weight files where they are there, and asked for or telling types."""
+    if source.gguf is not None:
+        return CheckpointFiles([source.gguf])
+    telling = source.description.tied_head or source.quantization is not None
+    if not any(path.glob("*.safetensors")) or not (weights or telling):
+        return None
+    try:
+        return Checkpoint(path)
+    except ModelError:
+        if weights:
+            raise
+        return None  # a download that was interrupted
 
 
 def _read_config(path: Path, rope_length: int | None) -> _Source:
@@ -298,18 +346,11 @@ def _check_quantize(
         )
 
 
-def _with_stored_head(path: Path, source: _Source, weights: bool) -> tuple[_Source, str]:
+def _with_stored_head(path: Path, source: _Source) -> tuple[_Source, str]:
     """Returns the source with the head that its tensors have, where they are there, and a note."""
-    if not source.description.tied_head or source.gguf is not None:
+    checkpoint = source.checkpoint
+    if not source.description.tied_head or source.gguf is not None or checkpoint is None:
         return source, ""
-    if not any(path.glob("*.safetensors")):
-        return source, ""
-    try:
-        checkpoint = Checkpoint(path)
-    except ModelError:
-        if weights:
-            raise
-        return source, ""  # a download that was interrupted
     scheme = scheme_of(source.quantization, checkpoint)
     note = own_head(source.family, checkpoint, scheme.codes_name)
     if not note:
@@ -320,13 +361,23 @@ def _with_stored_head(path: Path, source: _Source, weights: bool) -> tuple[_Sour
 
 def _stored_weights(path: Path, source: _Source) -> Sources | None:
     """Returns the weights of a model, which fill all slots; None where only the config is there."""
-    if source.gguf is None and not any(path.glob("*.safetensors")):
+    if source.checkpoint is None:
         return None
-    sources = open_sources(
-        path, source.family, source.description, source.gguf, source.quantization
-    )
+    sources = _sources_of(path, source)
     _check_tensors(path, source.family, source.description, source.gguf, sources)
     return sources
+
+
+def _sources_of(path: Path, source: _Source) -> Sources:
+    assert source.checkpoint is not None
+    return open_sources(
+        path,
+        source.family,
+        source.description,
+        source.checkpoint,
+        source.gguf,
+        source.quantization,
+    )
 
 
 def _stored_formats(
@@ -335,14 +386,10 @@ def _stored_formats(
     """Returns the format of each slot whose matrix is stored as codes."""
     if source.gguf is None and source.quantization is None:
         return {}
-    if sources is not None:
-        return sources.scheme.formats(sources.slots, dtype)
-    if source.gguf is None and not any(path.glob("*.safetensors")):
+    if source.checkpoint is None:
         slots = list(source.family.slots(source.description))
         return scheme_of(source.quantization, None).formats(slots, dtype)
-    sources = open_sources(
-        path, source.family, source.description, source.gguf, source.quantization
-    )
+    sources = sources or _sources_of(path, source)
     return sources.scheme.formats(sources.slots, dtype)
 
 
@@ -418,8 +465,8 @@ def load(
     digests: Path | None = None,
     gpus: Sequence[_C.GpuOptions] = (),
 ) -> _C.Model:
-    """Packs the weights. Peak memory is the packed weights and about 2 MiB of their sources, or
-    the sources of one slot where those are codes.
+    """Packs the weights. Peak memory is the packed weights and about 10 MiB of their sources, or
+    the matrix of an expert where those are transposed or widened.
 
     Args:
         info: The model.
@@ -442,8 +489,14 @@ def load(
         builder = _C.DecoderBuilder(core, isa, threads, gpus, tile_order(isa), info.tp)
         builder.fill_dummy(seed)
         return builder.finish(False)
-    sources = open_sources(info.path, info.family, info.description, info.gguf, info.quantization)
-    _check_tensors(info.path, info.family, info.description, info.gguf, sources)
+    with _enough_memory(info.path):
+        return _load_files(info, isa, threads, digests, gpus)
+
+
+def _load_files(
+    info: ModelInfo, isa: str, threads: int, digests: Path | None, gpus: Sequence[_C.GpuOptions]
+) -> _C.Model:
+    sources = info.sources or _opened(info)
     checkpoint = sources.checkpoint
     if digests is None:
         weights = checkpoint.digest()
@@ -454,6 +507,19 @@ def load(
     builder = _C.DecoderBuilder(core, isa, threads, gpus, tile_order(isa), info.tp)
     sources.pack(builder)
     return builder.finish(True)
+
+
+def _opened(info: ModelInfo) -> Sources:
+    """Opens the weight files of a model that was described without them."""
+    if not info.gguf and not info.path.is_dir():
+        raise ModelError(
+            f"{info.path} is a file, expected a folder or a GGUF file (or load_format 'dummy')"
+        )
+    checkpoint = CheckpointFiles([info.gguf]) if info.gguf else Checkpoint(info.path)
+    family, model, kind = info.family, info.description, info.quantization
+    sources = open_sources(info.path, family, model, checkpoint, info.gguf, kind)
+    _check_tensors(info.path, family, model, info.gguf, sources)
+    return sources
 
 
 def _check_tensors(

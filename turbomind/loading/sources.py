@@ -8,7 +8,7 @@ from pathlib import Path
 
 import turbomind._C as _C
 from turbomind.errors import ModelError
-from turbomind.files.checkpoint import Checkpoint, CheckpointFiles
+from turbomind.files.checkpoint import CheckpointFiles
 from turbomind.files.gguf import GgufFile
 from turbomind.loading import gguf_tensors
 from turbomind.loading.heads import only_head
@@ -47,30 +47,26 @@ def open_sources(
     path: Path,
     family: Family,
     description: Description,
+    checkpoint: CheckpointFiles,
     file: GgufFile | None,
     quantization: Quantization | None = None,
 ) -> Sources:
-    """Opens the weights of a model.
+    """Returns the weights of a model that fill its slots.
 
     Args:
         path: The model folder.
         family: The reader of the config, which names the tensors.
         description: The architecture.
+        checkpoint: The model's weight files.
         file: The GGUF file, in place of the folder.
         quantization: What the checkpoint says about its quantized weights.
 
     Raises:
-        ModelError: There are no weights, or a header is damaged.
+        ModelError: There are no weights for a slot, or tensors without a description.
     """
     if file is not None:
-        checkpoint = CheckpointFiles([file])
         slots = gguf_tensors.slots_of(file, family, description)
         return Sources(checkpoint, GgufScheme(checkpoint), slots)
-    if not path.is_dir():
-        raise ModelError(
-            f"{path} is a file, expected a folder or a GGUF file (or load_format 'dummy')"
-        )
-    checkpoint = Checkpoint(path)
     names = {family.tensor_name(name): name for name in checkpoint}
     if description.tied_head and only_head(family, names):
         names[f"{family.embed}.weight"] = names[f"{family.head}.weight"]
