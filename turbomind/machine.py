@@ -6,6 +6,7 @@ import contextlib
 import operator
 import os
 import re
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,8 +55,8 @@ def physical_memory() -> int:
 def available_memory(root: Path = Path("/")) -> int:
     """Returns the bytes that this process can allocate without swapping.
 
-    It is the smallest of MemAvailable and of what is left below each limit of the process's
-    control groups and those above them (cgroup v1 and v2).
+    It is the smallest of MemAvailable, of what is left below each limit of the process's control
+    groups and those above them (cgroup v1 and v2), and below its own limits (`ulimit -v`, `-d`).
 
     Args:
         root: The folder of `proc` and `sys`, for tests.
@@ -63,7 +64,16 @@ def available_memory(root: Path = Path("/")) -> int:
     available = physical_memory()
     with contextlib.suppress(OSError, ValueError, KeyError):  # no /proc
         available = 1024 * int(_table(root / "proc/meminfo")["MemAvailable:"])
-    return min([available, *_left_in_groups(root)])
+    return min([available, *_left_in_groups(root), *_left_of_limits(root)])
+
+
+def _left_of_limits(root: Path) -> Iterator[int]:
+    """Yields what is left of the limits of this process's address space and data."""
+    for limit, used in ((resource.RLIMIT_AS, "VmSize:"), (resource.RLIMIT_DATA, "VmData:")):
+        most = resource.getrlimit(limit)[0]
+        with contextlib.suppress(OSError, ValueError, KeyError):  # no /proc
+            if most != resource.RLIM_INFINITY:
+                yield max(0, most - 1024 * int(_table(root / "proc/self/status")[used]))
 
 
 def _left_in_groups(root: Path) -> Iterator[int]:

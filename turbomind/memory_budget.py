@@ -18,7 +18,8 @@ from turbomind.machine import available_memory
 from turbomind.models import Description, Layer
 
 _PADDING = 1.01  # packed weights and their sources
-_FIXED = 48 << 20  # thread stacks, tables and sources of weights that are packed
+_FIXED = 48 << 20  # thread stacks and tables
+PACKING = 64 << 20  # what packing needs beside the packed weights: pieces of sources, panels
 _LOGITS = 128 << 20  # of a piece of the result of a logits request
 
 
@@ -52,6 +53,7 @@ def check_memory(
     available = available_memory()  # once: a cache of 100% would exceed a second, smaller figure
     attention = attention_bytes(info.description, isa, max(threads, info.tp))
     check_parts(parts_of(info, options, cache, available, attention), available)
+    check_parts(loading_parts(info), available)
     return step_bytes(info.description, options, info.tp) + attention + _FIXED + options.host_bytes
 
 
@@ -126,6 +128,15 @@ def parts_of(
     ]
 
 
+def loading_parts(info: ModelInfo) -> list[Part]:
+    """Returns the parts of the memory that an engine takes while its weights are loaded."""
+    weights = int(info.weight_bytes * _PADDING)
+    return [
+        Part(f"weights as {info.weights_text}", weights, _smaller_weights(info)),
+        Part("loading", PACKING),
+    ]
+
+
 def _smaller_weights(info: ModelInfo) -> str:
     """Returns the option that makes the weights smaller."""
     return "dtype" if info.dtype == "float32" and not info.formats else ""
@@ -190,9 +201,10 @@ def check_parts(
         if part.bytes
     )
     lower = " or ".join(part.option for part in parts if part.option and part.bytes)
+    hint = f": lower {lower}" if lower else ""
     raise InvalidRequest(
         f"the engine needs {_size(total)} of memory: {listed}; expected at most the "
-        f"{_size(available)} {whose}: lower {lower}"
+        f"{_size(available)} {whose}{hint}"
     )
 
 

@@ -15,7 +15,7 @@ from lmchat.errors import InvalidRequest
 from turbomind.defaults import CPU, CacheSize
 from turbomind.device import gpu_options, named_device, rank_count
 from turbomind.machine import available_memory, cores, parse_bytes, physical_cores
-from turbomind.memory_budget import attention_bytes, check_parts, parts_of
+from turbomind.memory_budget import attention_bytes, check_parts, loading_parts, parts_of
 from turbomind.params import integer
 
 from ..options import described
@@ -137,5 +137,6 @@ def _cache(replicas: int, model: str | None, options: Mapping[str, Any]) -> int:
         share,
         attention_bytes(info.description, isa, max(threads, info.tp)),
     )
-    check_parts(parts, share, f"that each of {replicas} replicas may use now")
+    for needed in (parts, loading_parts(info)):
+        check_parts(needed, share, f"that each of {replicas} replicas may use now")
     return next(part.bytes for part in parts if part.name == "KV cache")

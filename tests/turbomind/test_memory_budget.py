@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -76,6 +77,20 @@ CASES = {
 def test_available_memory_is_what_every_limit_leaves(name: str, tmp_path: Path) -> None:
     cgroup, files, expected = CASES[name]
     assert available_memory(system(tmp_path, cgroup, 800 * MIB, files)) == expected
+
+
+@pytest.mark.parametrize("limit", [resource.RLIMIT_AS, resource.RLIMIT_DATA])
+def test_available_memory_is_what_the_limits_of_the_process_leave(
+    limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def limits(kind: int) -> tuple[int, int]:
+        most = 300 * MIB if kind == limit else resource.RLIM_INFINITY
+        return most, most
+
+    monkeypatch.setattr(resource, "getrlimit", limits)
+    root = system(tmp_path, "", 800 * MIB, {})
+    (root / "proc/self/status").write_text("VmSize:\t102400 kB\nVmData:\t 102400 kB\n")
+    assert available_memory(root) == 200 * MIB
 
 
 def test_without_proc_it_is_the_machines_memory(tmp_path: Path) -> None:
