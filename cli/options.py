@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -137,18 +137,26 @@ ENGINE_OPTIONS: dict[str, Any] = {
 """Name of the option in `turbomind.Engine` -> annotation. None means the engine's default."""
 
 
-def with_engine_options(command: Callable[..., Result]) -> Callable[..., Result]:
-    """Adds ENGINE_OPTIONS to a command, which receives the given ones as the dict `engine`."""
+LOADING = ("device", "tp", "dtype", "quantize", "head", "group_size", "threads", "isa")
+"""Those of the options that loading depends on."""
+
+
+def with_engine_options(
+    command: Callable[..., Result], names: Collection[str] = ENGINE_OPTIONS
+) -> Callable[..., Result]:
+    """Adds options of the names to a command, which gets those that are given as `engine`."""
 
     @functools.wraps(command)
     def wrapper(**arguments: Any) -> Result:
-        given = {name: arguments.pop(name) for name in ENGINE_OPTIONS}
+        given = {name: arguments.pop(name) for name in names}
         return command(**arguments, engine={k: v for k, v in given.items() if v is not None})
 
     own = inspect.signature(command, eval_str=True).parameters.values()
     added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-        for name, annotation in ENGINE_OPTIONS.items()
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ENGINE_OPTIONS[name]
+        )
+        for name in names
     ]
     parameters = [p for p in own if p.name != "engine"] + added
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

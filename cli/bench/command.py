@@ -13,11 +13,20 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from lmchat.bundled import find_model
+from turbomind import _C
 from turbomind.device import device_name
 from turbomind.errors import InvalidRequest
 from turbomind.machine import physical_cores
 
-from ..options import Device, Json, Model, chosen_gpus, described, with_engine_options
+from ..options import (
+    LOADING,
+    Device,
+    Json,
+    Model,
+    chosen_gpus,
+    described,
+    with_engine_options,
+)
 from .serving.command import serve
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -173,6 +182,45 @@ def engine(
     engine.pop("device", None)  # chosen
     plan.check(info.description.max_context)  # before the slow part
     return engine_bench.run(info, plan, engine, gpus), engine_bench.show
+
+
+def _loading(command: Callable[..., None]) -> Callable[..., None]:
+    return with_engine_options(command, LOADING)
+
+
+@app.command(short_help="Measure how fast weights are loaded, and in how much memory.")
+@_loading
+def load(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Model folder or GGUF file.")],
+    repeat: Annotated[
+        int, typer.Option(min=1, help="Rounds; of times the median is reported.")
+    ] = 3,
+    as_json: Json = False,
+    *,
+    engine: dict[str, Any],
+) -> None:
+    """Measure how fast weights are read and packed, and the most memory that takes.
+
+    The files are read once before, so that they are in the page cache as far as they fit. The speed
+    is that of the files' bytes: by the clock, and by the processor time of all threads, which is
+    the speed of one core. The peak is anonymous memory above that of the process before.
+
+    \b
+    Examples:
+      lmchat bench load ./Qwen3-8B-Q4_K_M.gguf
+      lmchat bench load ./Qwen3-8B-AWQ --threads 1 --json
+    """
+    from . import load_bench
+
+    isa, threads = engine.get("isa", "auto"), engine.get("threads") or physical_cores()
+    report = load_bench.run(
+        functools.partial(described, model, engine),
+        _C.resolve_isa(isa),
+        threads,
+        chosen_gpus(engine),
+        repeat,
+    )
+    _print(report, load_bench.show, as_json)
 
 
 @app.command(short_help="Measure the TTFT turn by turn and after a restart.")
