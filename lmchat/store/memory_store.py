@@ -6,6 +6,7 @@ import bisect
 import heapq
 import itertools
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -14,7 +15,16 @@ from typing import Any
 from lmchat.errors import InvalidRequest, NotFound
 from lmchat.store.prefixes import SharedPrefix
 from lmchat.store.protocol import Stale, check_name, no_session
-from lmchat.store.records import JournalEntry, Lease, SessionRecord, Summary, TurnStart, shortened
+from lmchat.store.records import (
+    AskedState,
+    JournalEntry,
+    Lease,
+    SessionRecord,
+    Summary,
+    TurnRequest,
+    TurnStart,
+    shortened,
+)
 from lmchat.store.turns import Turn
 from lmchat.store.words import matches
 
@@ -34,6 +44,7 @@ class MemoryStore:
         self._changed_at: dict[str, int] = {}  # by id: revision of the last change but renames
         self._summaries: dict[str, tuple[SessionRecord, Summary]] = {}  # by id
         self._count = itertools.count()
+        self._requests: dict[str, TurnRequest] = {}  # of the last turn, by session
         self._notes: dict[str, Any] = {}
         self._numbered = 0
 
@@ -133,6 +144,7 @@ class MemoryStore:
             del self._changed_at[found.id]
             self._summaries.pop(found.id, None)
             self._fencing_tokens.pop(found.id, None)
+            self._requests.pop(found.id, None)
 
     def _here(self, record: SessionRecord) -> SessionRecord:
         found = self._records.get(record.id)
@@ -235,11 +247,16 @@ class MemoryStore:
 
     # --- one turn ------------------------------------------------------------------------------
 
-    def begin(self, record: SessionRecord, start: TurnStart) -> Lease:
+    def begin(self, record: SessionRecord, start: TurnStart, request: str = "") -> Lease:
         """Takes the next lease of the session, also while an older one was not released."""
         with self._lock:
             self._here(record)
             token = self._fencing_tokens[record.id] = self._fencing_tokens.get(record.id, 0) + 1
+            self._requests.pop(record.id, None)
+            if request:
+                self._requests[record.id] = TurnRequest(
+                    request, start.reply_id, token, "open", int(time.time()), is_own=True
+                )
             return Lease(record.id, token)
 
     def journal(self, tokens: Iterable[tuple[Lease, Sequence[int]]]) -> list[Lease]:
@@ -274,6 +291,8 @@ class MemoryStore:
             self._here(record)
             if self._is_stale(lease):
                 raise Stale("the lease was taken over", [lease])
+            if (request := self._requests.get(record.id)) is not None:
+                self._requests[record.id] = replace(request, at=int(time.time()))
             return self._changed(record, turns)
 
     def release(self, lease: Lease) -> None:
@@ -288,6 +307,38 @@ class MemoryStore:
     def recover(self, record: SessionRecord) -> Lease:
         """Takes the next lease; there is never anything to recover."""
         return self.begin(record, TurnStart(None, 0, 0, {}))
+
+    # --- requests of clients -----------------------------------------------------------------
+
+    def request(self, record: SessionRecord) -> TurnRequest | None:
+        """Returns the client's request that the session's last turn answers, or None."""
+        with self._lock:
+            return self._requests.get(self._here(record).id)
+
+    def mark_request(
+        self, record: SessionRecord, fencing_token: int, state: AskedState, again: bool = False
+    ) -> None:
+        """Changes the state of the request whose turn has, or had, the lease of this token, of a
+        settled one only with `again`."""
+        with self._lock:
+            found = self._requests.get(self._here(record).id)
+            if found is None or found.fencing_token != fencing_token:
+                return
+            if found.state != "settled" or again:
+                found = replace(found, state=state, at=int(time.time()))
+                self._requests[record.id] = found
+
+    def equal_requests(self, owner: str, digest: str) -> list[str]:
+        """Returns the owner's sessions whose last turn answers such a request, which is not
+        settled."""
+        with self._lock:
+            found = [
+                (request.at, session)
+                for session, request in self._requests.items()
+                if request.digest == digest and request.state != "settled"
+            ]
+            ids = [session for _, session in sorted(found, reverse=True)]
+            return [i for i in ids if self._records[i].owner == owner]
 
     # --- small facts ----------------------------------------------------------------------------
 

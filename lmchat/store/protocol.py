@@ -16,7 +16,15 @@ from typing import Any, Protocol
 
 from lmchat.errors import Error, InvalidRequest, NotFound
 from lmchat.store.prefixes import SharedPrefix
-from lmchat.store.records import JournalEntry, Lease, SessionRecord, Summary, TurnStart
+from lmchat.store.records import (
+    AskedState,
+    JournalEntry,
+    Lease,
+    SessionRecord,
+    Summary,
+    TurnRequest,
+    TurnStart,
+)
 from lmchat.store.turns import Turn
 from turbomind.shown import shown
 
@@ -131,10 +139,11 @@ class Store(Protocol):
 
     # --- one turn ------------------------------------------------------------------------------
 
-    def begin(self, record: SessionRecord, start: TurnStart) -> Lease:
+    def begin(self, record: SessionRecord, start: TurnStart, request: str = "") -> Lease:
         """Takes the session's lease and durably persists the start of a turn. A lease of this
         process is taken over; so is, after a short wait for its release, one without a journal,
-        whose turn is acknowledged.
+        whose turn is acknowledged. `request` is the digest of the client's request that the turn
+        answers; empty: it has none.
 
         Raises:
             SessionBusy: another living process generates; the message names it.
@@ -175,6 +184,23 @@ class Store(Protocol):
     def recover(self, record: SessionRecord) -> Lease:
         """Takes the lease of a session whose owner died and leaves the journal as it is. Raises
         SessionBusy while the owner lives."""
+
+    # --- requests of clients ------------------------------------------------------------------
+
+    def request(self, record: SessionRecord) -> TurnRequest | None:
+        """Returns the client's request that the session's last turn answers, or None. An open one
+        of a process that died is "died". Raises NotFound."""
+
+    def mark_request(
+        self, record: SessionRecord, fencing_token: int, state: AskedState, again: bool = False
+    ) -> None:
+        """Changes the state of the request whose turn has, or had, the lease of this token, of a
+        settled one only with `again`. This process answers it from now on. Does nothing once the
+        session has a newer turn. Raises NotFound."""
+
+    def equal_requests(self, owner: str, digest: str) -> list[str]:
+        """Returns the ids of the owner's sessions whose last turn answers such a request that is
+        not settled, the newest first, at most 64."""
 
     # --- small facts ----------------------------------------------------------------------------
 

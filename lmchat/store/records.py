@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, Literal
 
 from lmchat.store.turns import Turn, TurnTree
 
@@ -50,6 +50,7 @@ class SessionRecord:
             its reply; empty from the next turn on.
         unanswered_parts: lengths of the messages that `unanswered` is joined of; empty: it is one.
         notices: messages for the user that the next reply carries.
+        keys: changes that generated nothing and whose requests had a key: digest and time by key.
     """
 
     name: str
@@ -77,6 +78,7 @@ class SessionRecord:
     unanswered: str = ""
     unanswered_parts: tuple[int, ...] = ()
     notices: tuple[str, ...] = ()
+    keys: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -158,6 +160,8 @@ class TurnStart:
         past: turns of a rebuilt conversation, parents first, persisted together with the reply;
             `parent` is one of them.
         metadata: JSON values by key that the reply gets, beside those that a continued one has.
+        keeps_question: whether the question becomes the session's unanswered one if the process
+            dies before the first token.
     """
 
     parent: int | None
@@ -168,6 +172,7 @@ class TurnStart:
     extends: int | None = None
     past: tuple[Turn, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    keeps_question: bool = True
 
     @property
     def new_metadata(self) -> Mapping[str, Any]:
@@ -180,6 +185,32 @@ class TurnStart:
             return False
         reply = tree.get(self.reply_id)
         return self.extends != self.reply_id or reply.length - reply.stopped != self.prefix_length
+
+
+AskedState = Literal["open", "left", "died", "settled"]
+"""What became of a client's request: a client waits for its reply; the client has left without it;
+the process that answered it has died; or the client has the reply, or has stopped it."""
+
+
+@dataclass(frozen=True)
+class TurnRequest:
+    """The request of a client that the last turn of a session answers.
+
+    Attributes:
+        digest: of what the client has sent.
+        turn: id that the reply's turn has, or was to have.
+        fencing_token: that of the turn's lease.
+        state: what became of it.
+        at: time of the last change of the state, or of the turn's end, in seconds since 1970.
+        is_own: whether this process has answered it, or does.
+    """
+
+    digest: str
+    turn: int
+    fencing_token: int
+    state: AskedState
+    at: int
+    is_own: bool = False
 
 
 @dataclass(frozen=True)

@@ -284,20 +284,23 @@ def downgrade(data_dir: Path) -> None:
         for name in ("turns", "sessions"):
             for what in ("added", "removed", "changed"):
                 connection.execute(f"DROP TRIGGER {name}_{what}")
-        connection.execute("DROP TRIGGER turns_begin_nothing")
+        for trigger in ("turns_begin_nothing", "sessions_answer_nothing"):
+            connection.execute(f"DROP TRIGGER {trigger}")
         for what in ("added", "removed", "changed"):
             connection.execute(f"DROP TRIGGER session_tags_{what}")
         for index in ("sessions_by_owner", "sessions_by_number"):
             connection.execute(f"DROP INDEX {index}")
-        for name in ("turn_words", "session_words", "beginnings", "session_tags", "stops"):
+        for name in ("turn_words", "session_words", "beginnings", "session_tags", "stops",
+                     "requests"):  # fmt: skip
             connection.execute(f"DROP TABLE {name}")
         for name in ("turn_texts", "session_texts"):
             connection.execute(f"DROP VIEW {name}")
         for column in ("turns.text", "sessions.name", "sessions.title"):
             table, name = column.split(".")
             connection.execute(f"ALTER TABLE {table} DROP COLUMN {name}_words")
+        connection.execute("ALTER TABLE journal_tokens DROP COLUMN at")
         connection.execute("PRAGMA user_version = 1")
-    assert len(schema.MIGRATIONS) == 6
+    assert len(schema.MIGRATIONS) == 7
     held.close()
 
 

@@ -140,7 +140,7 @@ def assert_same(found: SessionRecord, expected: SessionRecord) -> None:
 # The methods that can fail.
 CALLS = (
     "find", "add", "add_numbered", "refresh", "rename", "change", "remove", "begin", "journal",
-    "sync", "finish", "release", "unfinished", "recover",
+    "sync", "finish", "release", "unfinished", "recover", "request", "mark_request",
 )  # fmt: skip
 
 

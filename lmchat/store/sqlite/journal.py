@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Iterable, Sequence
 
 from lmchat.store.records import JournalEntry, Lease
@@ -93,9 +94,9 @@ def append(connection: sqlite3.Connection, key: int, token_ids: Sequence[int]) -
     ).fetchone()
     number = 0 if last is None else last + 1
     connection.execute(
-        "INSERT INTO journal_tokens (session, number, token_ids) SELECT ?, ?, ? "
+        "INSERT INTO journal_tokens (session, number, token_ids, at) SELECT ?, ?, ?, ? "
         "WHERE EXISTS (SELECT 1 FROM journal_starts WHERE session = ?)",
-        (key, number, codec.seal(rows.tokens_blob(token_ids), key, number), key),
+        (key, number, codec.seal(rows.tokens_blob(token_ids), key, number), int(time.time()), key),
     )
 
 

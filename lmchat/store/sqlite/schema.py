@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import Callable
 
 from lmchat.errors import StoreError
-from lmchat.store.sqlite import codec, prefix_table, tags
+from lmchat.store.sqlite import codec, prefix_table, requests, tags
 
 # `key` and `position` are SQLite's row numbers. `changed` is the revision of the last change other
 # than a rename, which makes no writer stale. `title`, `questions` and `tokens` are of the current
@@ -258,12 +258,13 @@ MIGRATIONS: tuple[tuple[Step, ...], ...] = (
     (_SEPARATED, _separate, _INDEX_SEPARATED),
     (_LISTS, tags.TABLE),
     (_STOPS,),
+    (requests.TABLE,),
 )
 """Statements and work that lead from version i to version i + 1; 0 is an empty file."""
 
 READABLE = 2
 """The oldest version that can be read without migration, where the file cannot be written. Only its
-prefix table and its tables of tags and of requests to stop are missing."""
+prefix table and its tables of tags, of requests to stop and of requests of clients are missing."""
 
 WAIT_SECONDS = 300.0
 """Longest wait, in seconds, for another process that migrates a large file."""

@@ -19,8 +19,25 @@ from lmchat.errors import InvalidRequest, SessionBusy, StoreError
 from lmchat.store.data_directory import DATABASE, private_folder
 from lmchat.store.prefixes import SharedPrefix, journalled
 from lmchat.store.protocol import Stale, check_name
-from lmchat.store.records import JournalEntry, Lease, SessionRecord, Summary, TurnStart
-from lmchat.store.sqlite import codec, journal, owners, prefix_table, rows, tables, verify
+from lmchat.store.records import (
+    AskedState,
+    JournalEntry,
+    Lease,
+    SessionRecord,
+    Summary,
+    TurnRequest,
+    TurnStart,
+)
+from lmchat.store.sqlite import (
+    codec,
+    journal,
+    owners,
+    prefix_table,
+    requests,
+    rows,
+    tables,
+    verify,
+)
 from lmchat.store.sqlite.database import Database, after_fork
 from lmchat.store.sqlite.search import Lists, Tags
 from lmchat.store.turns import Turn
@@ -230,12 +247,17 @@ class SqliteStore:
 
     # --- one turn ----------------------------------------------------------------------------
 
-    def begin(self, record: SessionRecord, start: TurnStart) -> Lease:
+    def begin(self, record: SessionRecord, start: TurnStart, request: str = "") -> Lease:
         """Takes the session's lease and durably stores the start of a turn.
 
         A lease that this store holds already is replaced. A lease of another owner without a
         journal belongs to an acknowledged turn whose pages are being written: its release is
         awaited for at most `RELEASE_SECONDS`, so that the pages can be loaded, then it is taken.
+
+        Args:
+            record: the session.
+            start: the turn.
+            request: digest of the client's request that the turn answers; empty: it has none.
 
         Raises:
             SessionBusy: another living owner generates; the message names it.
@@ -258,6 +280,8 @@ class SqliteStore:
             known = [i for i in (start.parent, start.extends) if i not in made]
             tables.check_stored(connection, row.key, *known)
             journal.start(connection, row.key, blob)
+            token, owner = lease.fencing_token, self._holding.owner().token
+            requests.begin(connection, row.key, token, owner, request, start.reply_id)
         return lease
 
     def journal(self, tokens: Iterable[tuple[Lease, Sequence[int]]]) -> list[Lease]:
@@ -301,7 +325,10 @@ class SqliteStore:
             NotFound: the session was deleted.
         """
         with self._database.writing(durable=False) as connection:
-            journal.request_stop(connection, tables.row_of(connection, record).key, fencing_token)
+            key = tables.row_of(connection, record).key
+            journal.request_stop(connection, key, fencing_token)
+            owner = self._holding.owner().token
+            requests.mark(connection, key, fencing_token, "settled", owner)
 
     def sync(self) -> None:
         """Makes all journalled tokens survive a power cut."""
@@ -321,6 +348,7 @@ class SqliteStore:
             row = tables.row_of(connection, record)
             _check_fresh(row, record)
             revision = tables.write(connection, row, values, blobs, begun)
+            requests.end(connection, key, lease.fencing_token)
             journal.clear(connection, key)
         return replace(record, name=codec.decode(row.name), revision=revision)
 
@@ -369,6 +397,38 @@ class SqliteStore:
         with self._database.writing() as connection:
             row = tables.row_of(connection, record)
             return self._take(connection, row, record)
+
+    # --- requests of clients -----------------------------------------------------------------
+
+    def request(self, record: SessionRecord) -> TurnRequest | None:
+        """Returns the client's request that the session's last turn answers, or None. An open one
+        of a process that died is "died"."""
+        with self._database.reading() as connection:
+            found = requests.read(connection, tables.row_of(connection, record).key)
+        if found is None:
+            return None
+        request, owner = found
+        if owner == self._holding.token:
+            return replace(request, is_own=True)
+        is_dead = request.state == "open" and self._who(owner) is None
+        return replace(request, state="died") if is_dead else request
+
+    def mark_request(
+        self, record: SessionRecord, fencing_token: int, state: AskedState, again: bool = False
+    ) -> None:
+        """Changes the state of the request whose turn has, or had, the lease of this token, of a
+        settled one only with `again`. This process answers it from now on. Not synced: a crash ends
+        the connections of clients too. Raises NotFound."""
+        with self._database.writing(durable=False) as connection:
+            key = tables.any_row_of(connection, record).key
+            owner = self._holding.owner().token
+            requests.mark(connection, key, fencing_token, state, owner, again)
+
+    def equal_requests(self, owner: str, digest: str) -> list[str]:
+        """Returns the ids of the owner's sessions whose last turn answers such a request that is
+        not settled, the newest first, at most 64."""
+        with self._database.reading() as connection:
+            return requests.equal(connection, owner, digest)
 
     # --- small facts -------------------------------------------------------------------------
 
