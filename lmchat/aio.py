@@ -263,6 +263,8 @@ class AsyncSession:
             return await self._threads.run(functools.partial(self.sync.stop, turn))
         if turn not in (None, generation.turn_id):
             return None
+        if generation.has_request:
+            await self._threads.run(self.sync._settle_request, generation)
         await end_of(generation)
         return generation.reply
 

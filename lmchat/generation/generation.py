@@ -100,6 +100,8 @@ class Generation:
         self._priority: int | None = None  # in the engine, if it was changed
         self.lease: Lease | None = None
         """Lease under which its tokens are journalled; None: they are not."""
+        self.has_request = False
+        """Whether its turn answers a client's request that an equal one may take over."""
         self.observers: Sequence[Observer] = ()
         """Are told of tokens and of the end."""
         self.known_tokens: int | None = None

@@ -79,6 +79,7 @@ class Place:
         keeps_question: whether the message becomes the session's unanswered one if it is cancelled
             before the first token.
         metadata: JSON values by key that the reply gets.
+        request: digest of the client's request that the turn answers; empty: it has none.
         check: called with the stored turns that a plan starts from. The generation is refused with
             its error. No other process can store a turn between the check and the start.
     """
@@ -89,6 +90,7 @@ class Place:
     overflow: str | None = None
     keeps_question: bool = True
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    request: str = ""
     check: Callable[[TurnTree], object] | None = None
 
     @property

@@ -115,7 +115,12 @@ def placed(
     """Returns the plan of a verb at a place, and the session with the turns that it starts from."""
     past, at, notices = starting(runtime, record, place)
     plan = make_plan(Planner(runtime, at))
-    plan = replace(plan, keeps_question=place.keeps_question, metadata=place.metadata)
+    plan = replace(
+        plan,
+        keeps_question=place.keeps_question,
+        metadata=place.metadata,
+        request=place.request,
+    )
     return replace(plan, past=tuple(past), notices=notices), at
 
 

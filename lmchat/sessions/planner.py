@@ -45,6 +45,7 @@ class Plan:
         keeps_question: whether the user turn becomes the session's unanswered one if the turn ends
             before its first token.
         metadata: JSON values by key that the reply gets, beside those that a continued one has.
+        request: digest of the client's request that the turn answers; empty: it has none.
     """
 
     parent: int | None
@@ -60,6 +61,7 @@ class Plan:
     variables: Mapping[str, Any] = field(default_factory=dict)
     keeps_question: bool = True
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    request: str = ""
 
     @property
     def length(self) -> int:
@@ -152,10 +154,24 @@ class Planner:
         """Plans the continuation of the last reply, with its settings. A stop token is removed, and
         not chosen again as the first token."""
         reply = self._last_reply("continue")
+        return self._continued(reply, settings, reply.finish_reason == "interrupted")
+
+    def resume(self) -> Plan:
+        """Plans the rest of the last reply, which ends where it would have ended if it had not been
+        cut. One with log-probabilities, which are not stored, is generated again from its first
+        token, with its seed and as a branch."""
+        reply = self._last_reply("resume")
+        if reply.settings.get("logprobs") is None:
+            return self._continued(reply, {}, is_cut=True)
+        settings = {k: v for k, v in reply.settings.items() if k in SETTINGS}
+        effective = self._merge(settings, int(reply.settings.get("attempt", 0)), session={})
+        return Plan(reply.parent, reply.prefix_length, (), effective)
+
+    def _continued(self, reply: Turn, settings: Mapping[str, Any], is_cut: bool) -> Plan:
         limits = {"min_new_tokens": 1} if reply.stopped else {}
         before = {k: v for k, v in reply.settings.items() if k in SETTINGS}
         least = before.pop("min_new_tokens", 0)
-        if reply.finish_reason == "interrupted":  # ends where it would have ended
+        if is_cut:  # ends where it would have ended
             done = reply.usage.completion_tokens
             if "max_new_tokens" in before:
                 limits["max_new_tokens"] = before["max_new_tokens"] - done

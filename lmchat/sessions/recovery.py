@@ -46,7 +46,7 @@ def recovered(runtime: Runtime, record: SessionRecord, entry: JournalEntry) -> R
         return Recovered(notice=f"an unfinished reply was damaged and is dropped: {reason}")
     if not ids:
         lost = f"an unfinished reply was damaged and is dropped: {entry.damage}"
-        asked = said_in(start.user) if start.user else Said()
+        asked = said_in(start.user) if start.user and start.keeps_question else Said()
         return Recovered(unanswered=asked, notice=lost if entry.damage else "")
     plan = planned(record, start)
     parser = parser_of(runtime, record, plan)

@@ -73,6 +73,16 @@ def reply_of(turn: Turn) -> Reply:
     )
 
 
+_CUT = ("cancelled", "interrupted", "error")
+
+
+def is_cut(reply: Turn) -> bool:
+    """Returns whether a reply ended before its end: it was stopped, failed, or its process died."""
+    most = reply.settings.get("max_new_tokens")
+    is_full = most is not None and reply.usage.completion_tokens >= most
+    return reply.finish_reason in _CUT and not is_full
+
+
 def parser_of(
     runtime: Runtime,
     record: SessionRecord,

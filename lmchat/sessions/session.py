@@ -36,6 +36,7 @@ from lmchat.sessions.rewrite import rebuilt, rounds_of
 from lmchat.sessions.runtime import Runtime
 from lmchat.sessions.session_properties import SessionSettings
 from lmchat.sessions.session_writer import Change, Moved
+from lmchat.store.once import Once
 from lmchat.store.protocol import check_mapping, check_name, check_tags, check_text
 from lmchat.store.records import SessionRecord
 from lmchat.store.turns import Turn, TurnTree
@@ -231,6 +232,7 @@ class Session(SessionSettings):
         overflow: str | None = None,
         keep_question: bool = True,
         metadata: Mapping[str, Any] | None = None,
+        request: str = "",
         check: Callable[[TurnTree], object] | None = None,
         **settings: Unpack[GenerationSettings],
     ) -> Generation:
@@ -250,6 +252,8 @@ class Session(SessionSettings):
             keep_question: whether `text` becomes `unanswered` when it is cancelled before the first
                 token.
             metadata: JSON values stored with the user turn.
+            request: digest of the client's request that the turn answers, for `requests`; empty: it
+                has none.
             check: called with the stored turns before the start, which it may refuse by an error.
                 No other process can store a turn between both. It may be called several times.
             settings: as in `send()`.
@@ -261,33 +265,36 @@ class Session(SessionSettings):
         stored = check_mapping("metadata", metadata)
         make_plan = _sending(text, settings, template_variables, stored)
         place = _place(after, before, system, overflow)
-        place = replace(place, keeps_question=keep_question, check=check)
+        place = replace(place, keeps_question=keep_question, request=request, check=check)
         return self._starter.start(make_plan, place)
 
     def start_continue(
         self,
         *,
         metadata: Mapping[str, Any] | None = None,
+        request: str = "",
         check: Callable[[TurnTree], object] | None = None,
         **settings: Unpack[GenerationSettings],
     ) -> Generation:
         """Starts `continue_()` and returns its generation without waiting. `metadata` are JSON
-        values that are added to those of the reply; `check` is that of `start_send()`."""
+        values that are added to those of the reply; `request` and `check` are those of
+        `start_send()`."""
         return self._starter.start(
-            lambda planner: planner.continue_(settings), _storing(metadata, check)
+            lambda planner: planner.continue_(settings), _storing(metadata, check, request)
         )
 
     def start_retry(
         self,
         *,
         metadata: Mapping[str, Any] | None = None,
+        request: str = "",
         check: Callable[[TurnTree], object] | None = None,
         **settings: Unpack[GenerationSettings],
     ) -> Generation:
         """Starts `retry()` and returns its generation without waiting. `metadata` are JSON values
-        stored with the reply; `check` is that of `start_send()`."""
+        stored with the reply; `request` and `check` are those of `start_send()`."""
         return self._starter.start(
-            lambda planner: planner.retry(settings), _storing(metadata, check)
+            lambda planner: planner.retry(settings), _storing(metadata, check, request)
         )
 
     def start_edit(
@@ -296,12 +303,30 @@ class Session(SessionSettings):
         text: str,
         *,
         metadata: Mapping[str, Any] | None = None,
+        request: str = "",
         check: Callable[[TurnTree], object] | None = None,
         **settings: Unpack[GenerationSettings],
     ) -> Generation:
         """Starts `edit()` and returns its generation without waiting. `metadata` are JSON values
-        stored with the reply; `check` is that of `start_send()`."""
-        return self._starter.start(_editing(turn, text, settings), _storing(metadata, check))
+        stored with the reply; `request` and `check` are those of `start_send()`."""
+        return self._starter.start(
+            _editing(turn, text, settings), _storing(metadata, check, request)
+        )
+
+    def start_resume(
+        self,
+        *,
+        overflow: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        request: str = "",
+        check: Callable[[TurnTree], object] | None = None,
+    ) -> Generation:
+        """Starts the rest of the last reply, which was cut, for the client that asks for it again.
+        It ends where it would have ended. With log-probabilities, which are not stored, it is
+        generated again from its first token, as a branch. The arguments are those of
+        `start_send()`, but that `metadata` are added to those of the reply."""
+        place = replace(_storing(metadata, check, request), overflow=overflow)
+        return self._starter.start(lambda planner: planner.resume(), place)
 
     @property
     def running(self) -> Generation | None:
@@ -330,7 +355,17 @@ class Session(SessionSettings):
         running = self._activity.generation
         if running is None:
             return self._remote.stop(self._refresh_unless_busy, turn)
-        return self._activity.stop() if turn in (None, running.turn_id) else None
+        if turn not in (None, running.turn_id):
+            return None
+        self._settle_request(running)
+        return self._activity.stop()
+
+    def _settle_request(self, running: Generation) -> None:
+        """Stores that no client is owed the rest of a reply, because a caller stops it."""
+        if running.has_request and running.lease is not None:
+            mark, token = self._runtime.store.mark_request, running.lease.fencing_token
+            with contextlib.suppress(Error):
+                self._runtime.worker.call(functools.partial(mark, self._record, token, "settled"))
 
     def follow(self, turn: int | None = None) -> Follower:
         """Returns a reader of the reply that is being generated, which has all of it so far.
@@ -443,7 +478,13 @@ class Session(SessionSettings):
             handles = self._handles.fork(current.tree, record.leaf, length)
         return self._registry.opened(record, handles)
 
-    def append(self, messages: Sequence[Mapping[str, Any]], *, system: str | None = None) -> None:
+    def append(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        system: str | None = None,
+        once: Once | None = None,
+    ) -> None:
         """Appends messages to the conversation and generates nothing.
 
         Their text is encoded; a reply that a model generated has other token ids here than there.
@@ -454,6 +495,8 @@ class Session(SessionSettings):
                 is several messages of these lengths, joined by empty lines; the turn's metadata
                 has them.
             system: the system prompt from now on, empty for none; None: unchanged.
+            once: makes it one change, however often it is called with this key. None: it has no
+                key.
 
         Raises:
             InvalidRequest: the roles do not alternate, or the context is full.
@@ -469,13 +512,13 @@ class Session(SessionSettings):
             waiting = question if rounds else waiting.then(question)
             return made, {"leaf": end.leaf, **waiting.unanswered}
 
-        self._add("append messages", plan)
+        self._add("append messages", plan, once)
 
-    def edit_reply(self, turn: int, text: str) -> None:
+    def edit_reply(self, turn: int, text: str, *, once: Once | None = None) -> None:
         """Gives user turn number `turn` (from 0) another reply, as a new branch that ends with it.
 
         Nothing is generated: the text is encoded. The old reply and what follows it stay as a
-        branch.
+        branch. `once` is that of `append()`.
 
         Raises:
             InvalidRequest: there is no such turn.
@@ -490,10 +533,13 @@ class Session(SessionSettings):
             reply = reply_to(self._runtime, end, tree_of.user_turn(end, turn), Said(text))
             return [*made, reply], {"leaf": reply.id}
 
-        self._add("edit a reply", plan)
+        self._add("edit a reply", plan, once)
 
     def _add(
-        self, what: str, plan: Callable[[SessionRecord], tuple[list[Turn], dict[str, Any]]]
+        self,
+        what: str,
+        plan: Callable[[SessionRecord], tuple[list[Turn], dict[str, Any]]],
+        once: Once | None,
     ) -> None:
         """Adds turns and changes fields as planned, and plans again if another process was
         faster."""
@@ -502,7 +548,11 @@ class Session(SessionSettings):
             with self._lock:
                 self._activity.check_idle(what)
                 seen, record = self._writer.seen, self._record
+            if once is not None and once.is_made(record.keys):
+                return
             made, fields = plan(record)
+            if once is not None:
+                fields = {**fields, "keys": once.added_to(record.keys)}
             self._check_fits(made)
             with contextlib.suppress(Moved):
                 self._change(functools.partial(self._move, made, fields, seen), what)
@@ -765,10 +815,12 @@ def _place(
 
 
 def _storing(
-    metadata: Mapping[str, Any] | None, check: Callable[[TurnTree], object] | None
+    metadata: Mapping[str, Any] | None,
+    check: Callable[[TurnTree], object] | None,
+    request: str,
 ) -> Place:
     """Returns the last reply as the place, with metadata for the next one."""
-    return Place(metadata=check_mapping("metadata", metadata), check=check)
+    return Place(metadata=check_mapping("metadata", metadata), request=request, check=check)
 
 
 def _editing(turn: int, text: str, settings: GenerationSettings) -> MakePlan:

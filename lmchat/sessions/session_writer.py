@@ -218,8 +218,9 @@ class SessionWriter:
     # --- one turn ------------------------------------------------------------------------------
 
     @_one_at_a_time
-    def begin(self, start: TurnStart, seen: int) -> Lease:
-        """Takes the lease and persists the start of a turn whose plan was made at `seen`.
+    def begin(self, start: TurnStart, seen: int, request: str = "") -> Lease:
+        """Takes the lease and persists the start of a turn whose plan was made at `seen`, which
+        answers a client's request with this digest; empty: it answers none.
 
         Raises:
             Stale: the session has changed since; call `follow()` and plan again.
@@ -235,7 +236,7 @@ class SessionWriter:
             )
         if left is not None:
             raise Stale  # a process died and left it
-        lease = self._store.begin(self._record, start)
+        lease = self._store.begin(self._record, start, request)
         last = self._lease
         before = 0 if last is None else last.fencing_token
         self.has_moved = lease.fencing_token != before + 1

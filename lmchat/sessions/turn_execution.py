@@ -130,9 +130,11 @@ class TurnExecution:
             extends=plan.extends.id if plan.extends else None,
             past=plan.past,
             metadata=plan.metadata,
+            keeps_question=plan.keeps_question,
         )
         self.generation.log.metadata = start.new_metadata
-        lease = self.generation.lease = self._context.writer.begin(start, seen)
+        lease = self.generation.lease = self._context.writer.begin(start, seen, plan.request)
+        self.generation.has_request = bool(plan.request)
         self.generation.has_moved = self._context.writer.has_moved
         self._runtime.durability.began(lease, self.generation.cancel)
         try:

@@ -14,6 +14,13 @@ from lmchat.text.tokenizer import Tokenizer
 LOCAL_ONLY = {
     "ChatEngine.core": "the engine of this process",
     "Session.removed": "what the engine calls when it deletes a session",
+    "Session.start_resume": "what a server calls for a request that is repeated",
+    **{
+        f"Session.{name}(request)": "a server knows what its client has sent"
+        for name in ("start_send", "start_continue", "start_retry", "start_edit")
+    },
+    "Session.append(once)": "a server knows the keys of its clients",
+    "Session.edit_reply(once)": "a server knows the keys of its clients",
     **{
         f"Session.{name}(check)": "a function cannot be sent"
         for name in ("update", "start_send", "start_continue", "start_retry", "start_edit")
