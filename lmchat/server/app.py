@@ -23,6 +23,7 @@ from lmchat.server.loop_lag import watched
 from lmchat.server.responses import conversations
 from lmchat.server.responses import routes as responses
 from lmchat.server.responses.cleanup import delete_forever
+from lmchat.server.retries.entries import Entries
 from lmchat.server.state import ServerState
 
 ROUTERS = (
@@ -64,6 +65,7 @@ def create_app(
                 async with running(routes):
                     yield
         finally:
+            state.part(Entries).flush()
             cleaning.cancel()
             await asyncio.wait({cleaning})
             state.metrics.close()

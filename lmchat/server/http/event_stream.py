@@ -26,6 +26,8 @@ Result = TypeVar("Result")
 COMMENT = b": keep-alive\n\n"
 ABORT = "lmchat.abort"
 """Name in an ASGI scope of a function that drops the connection at once."""
+CONNECTION = "lmchat.connection"
+"""Name in an ASGI scope of the `Connection` of the request, where the ASGI server has one."""
 
 
 class Disconnected(Exception):

@@ -22,6 +22,7 @@ from lmchat.server.http.guard import Guard
 from lmchat.server.http.notify import READY, notify, report_alive
 from lmchat.server.http.protocol import Connections, HttpProtocol
 from lmchat.server.metrics import queue_of
+from lmchat.server.retries.entries import Entries
 from lmchat.server.state import ServerState
 
 log = logging.getLogger("lmchat.server")
@@ -117,6 +118,7 @@ class Server:
             ending.cancel()
             if not serving.done():
                 await self._drain()
+            self._state.part(Entries).flush()  # before the store is closed
             await self._engine.close()
             alive.cancel()
             self._uvicorn.should_exit = True

@@ -7,8 +7,12 @@ opens too many connections is disconnected. One timer looks at all connections o
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import json
 import socket
+import sys
+import termios
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, cast
@@ -21,7 +25,7 @@ from uvicorn.server import ServerState
 
 from lmchat.server.config import Limits
 from lmchat.server.errors import HttpError, error_object
-from lmchat.server.http.event_stream import ABORT
+from lmchat.server.http.event_stream import ABORT, CONNECTION
 
 BODY_PART = 64 << 10
 """Bytes of a body that arrive within `Limits.receive_seconds`."""
@@ -29,6 +33,9 @@ BODY_PART = 64 << 10
 LINGER_SECONDS = 5.0
 """Time in which the rest of a body is read and dropped after its request was answered. Closing at
 once would reset the connection, and the client would not see the answer."""
+
+RECEIPT_SECONDS = 2.0
+"""Time in which a connection that breaks after a response shows that the client did not get it."""
 
 _WHOLE = (h11.DONE, h11.MUST_CLOSE, MIGHT_SWITCH_PROTOCOL)
 
@@ -136,6 +143,7 @@ class HttpProtocol(H11Protocol):
         self._deadline: float | None = None  # of the part that the client sends now
         self._part = 0  # bytes of this part
         self._early = bytearray()  # of requests that follow the running one
+        self._lost: tuple[float, Callable[[], object]] | None = None  # of `when_lost()`
         self._unsent = 0  # bytes in the transport's buffer at the last look
         self._unsent_since = 0.0
 
@@ -158,6 +166,34 @@ class HttpProtocol(H11Protocol):
         """Wakes the request of this connection, which sees the disconnect."""
         self._group.remove(self)
         super().connection_lost(exc)
+        lost, self._lost = self._lost, None
+        if lost is not None and exc is not None and self.loop.time() < lost[0]:
+            lost[1]()
+
+    def eof_received(self) -> None:
+        """Takes the end of what the client sends. A client that closed before it had received the
+        last response did not get that."""
+        lost, self._lost = self._lost, None
+        if lost is not None and self.loop.time() < lost[0] and self._unacknowledged():
+            lost[1]()
+
+    def _unacknowledged(self) -> int:
+        """Returns the number of bytes that the client's system has not acknowledged."""
+        count = bytearray(4)
+        with contextlib.suppress(OSError, ValueError):
+            connection = self.transport.get_extra_info("socket")
+            fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, count)
+        return int.from_bytes(count, sys.byteorder)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the client has not closed the connection, as far as is known."""
+        return not self.transport.is_closing()
+
+    def when_lost(self, call: Callable[[], object]) -> None:
+        """Calls `call` if it turns out that the client did not get the response that was just
+        written: its system refuses it, or the client closes without having read it."""
+        self._lost = (self.loop.time() + RECEIPT_SECONDS, call)
 
     def data_received(self, data: bytes) -> None:
         """Takes the next bytes. Those of requests that follow the running one wait for its end."""
@@ -174,6 +210,7 @@ class HttpProtocol(H11Protocol):
                     self.transport.abort()
             return
         self._part += len(data)
+        self._lost = None  # a client that sends its next request has read the last response
         super().data_received(data)
         self._watch()
 
@@ -182,7 +219,8 @@ class HttpProtocol(H11Protocol):
         before = self.scope
         super().handle_events()
         if self.scope is not None and self.scope is not before:
-            cast(dict[str, Any], self.scope)[ABORT] = self.transport.abort
+            scope = cast(dict[str, Any], self.scope)
+            scope[ABORT], scope[CONNECTION] = self.transport.abort, self
         if self._has_whole_request:  # uvicorn stops to read here, and would miss a disconnect
             self.flow.resume_reading()
 

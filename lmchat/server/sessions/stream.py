@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,6 +75,7 @@ async def events(
     after: Place | None = None,
     token_ids: bool = False,
     generation: str | None = None,
+    whole: Callable[[Reply], Reply] = lambda reply: reply,
 ) -> AsyncIterator[bytes]:
     """Yields the events of a reply, those after a place if one is given.
 
@@ -84,6 +85,7 @@ async def events(
         after: the place.
         token_ids: whether deltas have tokens.
         generation: id of a generation without a session.
+        whole: returns the reply of the last event, from the finished one.
     """
     turn = follower.turn_id
     at = Place(turn or 0)
@@ -102,7 +104,7 @@ async def events(
                 if read <= follower.before:
                     data["before"] = True
                 yield encoded("delta", data, None if session_id is None else str(at))
-        reply: Reply = await follower.result()
+        reply = whole(await follower.result())
         yield await in_thread(lambda: done(reply, token_ids))
     except Error as error:
         yield encoded("error", error_object(error))

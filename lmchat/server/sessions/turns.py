@@ -2,39 +2,40 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Request
 from starlette.responses import JSONResponse, Response
 
 from lmchat.aio_stream import AsyncFollower
-from lmchat.errors import SessionBusy
 from lmchat.generation.generation import Generation
-from lmchat.generation.reply_stream import Follower
 from lmchat.server.http.body import JsonRoute
-from lmchat.server.http.event_stream import Disconnected, EventStream, answered
+from lmchat.server.http.event_stream import EventStream, answered
 from lmchat.server.http.json_answer import Json, json_answer
 from lmchat.server.http.parameters import IdempotencyKey, Number, TokenIds
-from lmchat.server.sessions import repeated, views
+from lmchat.server.retries.door import Check, Door, Prepare, open_door
+from lmchat.server.retries.entries import Entries
+from lmchat.server.retries.entry import Entry
+from lmchat.server.retries.keys import digest_of
+from lmchat.server.retries.receipt import Receipt
+from lmchat.server.sessions import views
 from lmchat.server.sessions.access import Opened, check_accepting, in_thread
 from lmchat.server.sessions.bodies import EditBody, GenerateBody, StopBody, TurnBody
-from lmchat.server.sessions.repeated import Entry, Repeated
 from lmchat.server.sessions.stream import Place, events
 from lmchat.server.state import owner_of, state_of
-from lmchat.sessions.remote_reply import stored_reply
 from lmchat.sessions.session import Session
-from lmchat.store.turns import Turn, TurnTree
 
 router = APIRouter(tags=["sessions"], route_class=JsonRoute)
 
-Check = Callable[[TurnTree], object]
+LINGER = 30.0
+"""Default of `linger` for a request with a key, in seconds. A client whose connection broke repeats
+its request within this time and gets the same reply."""
 
-Start = Callable[[Session, dict[str, Any], Check | None], Generation]
-"""Starts a generation of a session. The second argument is metadata to store with it, the third
-that of `Session.start_send()`."""
+Start = Callable[[Session, dict[str, Any], Check, str], Generation]
+"""Starts a generation of a session. The second argument is metadata to store with it, the others
+are `check` and `request` of `Session.start_send()`."""
 
 
 @router.post("/v1/sessions/{session_id}/turns")
@@ -43,7 +44,7 @@ async def send(
 ) -> Response:
     """Generates a reply to `text`. Without `detach` a disconnect ends the reply, which is kept."""
 
-    def start(session: Session, metadata: dict[str, Any], check: Check | None) -> Generation:
+    def start(session: Session, metadata: dict[str, Any], check: Check, asked: str) -> Generation:
         return session.start_send(
             body.text,
             template_variables=body.template_variables,
@@ -53,6 +54,7 @@ async def send(
             overflow=body.overflow,
             keep_question=body.keep_question,
             metadata=metadata,
+            request=asked,
             check=check,
             **body.settings,
         )
@@ -66,8 +68,8 @@ async def retry(
 ) -> Response:
     """Generates another reply to the last user turn, as a new branch."""
 
-    def start(session: Session, metadata: dict[str, Any], check: Check | None) -> Generation:
-        return session.start_retry(metadata=metadata, check=check, **body.settings)
+    def start(session: Session, metadata: dict[str, Any], check: Check, asked: str) -> Generation:
+        return session.start_retry(metadata=metadata, request=asked, check=check, **body.settings)
 
     return await _generated(request, session, body, key, "retry", start)
 
@@ -78,9 +80,9 @@ async def edit(
 ) -> Response:
     """Generates a reply to `text` in place of user turn `turn` (from 0), as a new branch."""
 
-    def start(session: Session, metadata: dict[str, Any], check: Check | None) -> Generation:
+    def start(session: Session, metadata: dict[str, Any], check: Check, asked: str) -> Generation:
         return session.start_edit(
-            body.turn, body.text, metadata=metadata, check=check, **body.settings
+            body.turn, body.text, metadata=metadata, request=asked, check=check, **body.settings
         )
 
     return await _generated(request, session, body, key, "edit", start)
@@ -92,8 +94,10 @@ async def continue_(
 ) -> Response:
     """Extends the last reply in place."""
 
-    def start(session: Session, metadata: dict[str, Any], check: Check | None) -> Generation:
-        return session.start_continue(metadata=metadata, check=check, **body.settings)
+    def start(session: Session, metadata: dict[str, Any], check: Check, asked: str) -> Generation:
+        return session.start_continue(
+            metadata=metadata, request=asked, check=check, **body.settings
+        )
 
     return await _generated(request, session, body, key, "continue", start)
 
@@ -106,114 +110,55 @@ async def _generated(
     verb: str,
     start: Start,
 ) -> Response:
-    """Starts a generation, or finds that of a repeated request, and answers with its reply."""
+    """Starts a generation, or finds that of an equal request, and answers with its reply.
+
+    When the last of its clients has disconnected it stops, at once or after `linger` seconds,
+    unless one of them has detached it."""
     check_accepting(request)
     body.check(state_of(request).limits)
-    metadata = body.metadata or {}
-    if key is None:
-        generation = await in_thread(lambda: start(session, metadata, None))
-        return await _answer(request, session, body, Entry("", generation=generation), 0.0)
-    digest = repeated.digest_of(verb, body.model_dump())
-    metadata = {**metadata, **repeated.metadata(session.id, key, digest)}
-    check = functools.partial(repeated.check_new, session_id=session.id, key=key, digest=digest)
-    found = await _once(request, session, key, digest, lambda: start(session, metadata, check))
-    if isinstance(found, Follower):
-        return await _followed(request, session, body, AsyncFollower(found))
-    return await _answer(request, session, body, found, repeated.LINGER)
+    asked = body.model_dump(exclude={"stream", "detach", "linger", "token_ids"})
+    digest = digest_of(verb, {**asked, "metadata": None})
 
+    def begin(prepare: Prepare, _at: Session | None) -> tuple[Session, Generation]:
+        metadata, check = prepare(session)
+        return session, start(session, {**(body.metadata or {}), **metadata}, check, digest)
 
-async def _once(
-    request: Request, session: Session, key: str, digest: str, start: Callable[[], Generation]
-) -> Entry | Follower:
-    """Starts a generation, unless a request with the same key has, in any process, and its reply is
-    there."""
-    owner, table = owner_of(request), _repeated(request)
-    entry, is_new = table.enter(owner, session.id, key, digest)
-    while not is_new:
-        await asyncio.shield(entry.started)
-        if await entry.produces():
-            return entry if entry.earlier is None else stored_reply(entry.earlier)
-        table.forget(owner, session.id, key, entry)
-        entry, is_new = table.enter(owner, session.id, key, digest)
+    linger = body.linger
+    if linger is None:
+        linger = 0.0 if key is None else LINGER
+    door = Door(
+        owner_of(request),
+        digest,
+        lambda: [session],
+        begin,
+        key=key,
+        body=digest_of(verb, asked),
+        scope=session.id,
+        detach=body.detach,
+        linger=linger,
+        overflow=getattr(body, "overflow", None),
+    )
+    entry = await open_door(entries_of(request), door)
     try:
-        found = await in_thread(functools.partial(_found, session, key, digest, start))
-    except BaseException as error:
-        table.forget(owner, session.id, key, entry)
-        refusal = error if isinstance(error, Exception) else Disconnected()
-        entry.started.set_exception(refusal)
-        entry.started.exception()  # asyncio logs those that are not retrieved
-        raise
-    if isinstance(found, Generation):
-        entry.generation = found
-    elif isinstance(found, Turn):
-        entry.earlier = found
-    else:  # another process generates it: the next request looks for it again
-        table.forget(owner, session.id, key, entry)
-    entry.started.set_result(None)
-    if isinstance(found, Follower):
-        return found
-    return entry if entry.earlier is None else stored_reply(entry.earlier)
-
-
-def _found(
-    session: Session, key: str, digest: str, start: Callable[[], Generation]
-) -> Generation | Turn | Follower:
-    """Returns the reply of a key: running in another process, or stored, or started here."""
-    find = functools.partial(repeated.find, session, key, digest)
-    if (reply := find()) is not None:
-        return reply
-    try:
-        return start()
-    except repeated.Stored as stored:
-        return stored.turn
-    except SessionBusy:  # another process may have started the reply of this key meanwhile
-        if (reply := find()) is not None:
-            return reply
+        return Receipt(await _answer(request, session, body, entry), entry)
+    except BaseException:
+        entry.leave()
         raise
 
 
-def _repeated(request: Request) -> Repeated:
-    return state_of(request).part(Repeated)
+def entries_of(request: Request) -> Entries:
+    """Returns the requests whose replies are generated or owed to clients."""
+    return state_of(request).part(Entries)
 
 
-async def _answer(
-    request: Request, session: Session, body: GenerateBody, entry: Entry, linger: float
-) -> Response:
-    """Answers with a reply. When the last of its clients has disconnected it stops, at once or
-    after `linger` seconds, unless one of them has detached it. `linger` is that of the body or the
-    given default."""
-    generation = entry.generation
-    assert generation is not None
-    follower = AsyncFollower(generation.follow())
-    _repeated(request).remember(entry)
-    entry.attach(body.detach, linger if body.linger is None else body.linger)
+async def _answer(request: Request, session: Session, body: GenerateBody, entry: Entry) -> Response:
+    assert entry.answer is not None
+    follower = AsyncFollower(entry.answer.follow())
     if body.stream:
-        found = events(follower, session.id, token_ids=body.token_ids)
-        return EventStream.of(request, _leaving(found, entry))
-    try:
-        reply = await answered(request, follower.result())
-    finally:
-        entry.leave()
-        follower.close()
-    return await in_thread(lambda: Json(views.of_reply(reply, token_ids=body.token_ids)))
-
-
-async def _leaving(found: AsyncIterator[bytes], entry: Entry) -> AsyncIterator[bytes]:
-    try:
-        async for one in found:
-            yield one
-    finally:
-        entry.leave()
-
-
-async def _followed(
-    request: Request, session: Session, body: GenerateBody, follower: AsyncFollower
-) -> Response:
-    """Answers with a reply of another process, or with a stored one."""
-    if body.stream:
-        return EventStream.of(request, events(follower, session.id, token_ids=body.token_ids))
+        found = events(follower, session.id, token_ids=body.token_ids, whole=entry.whole)
+        return EventStream.of(request, found)
     async with follower:
-        reply = await answered(request, follower.result())
+        reply = entry.whole(await answered(request, follower.result()))
     return await in_thread(lambda: Json(views.of_reply(reply, token_ids=body.token_ids)))
 
 
@@ -224,7 +169,7 @@ async def follow(
     token_ids: TokenIds = False,
     turn: Number | None = None,
     last_event_id: Annotated[str | None, Header()] = None,
-) -> EventStream:
+) -> Response:
     """Follows the running reply from its start: everything so far, then each new part.
 
     Any number of clients may follow a reply, also one that another process generates. With nothing
@@ -234,11 +179,12 @@ async def follow(
     after = None if last_event_id is None else Place.parse(last_event_id)
     running = session.running
     if running is not None and turn in (None, running.turn_id):
-        entry = _repeated(request).of(running) or Entry("")
+        token = -1 if running.lease is None else running.lease.fencing_token
+        entry = entries_of(request).live(session, token) or Entry("", answer=running)
         entry.attach(False)
         follower = AsyncFollower(running.follow())
         found = events(follower, session.id, after=after, token_ids=token_ids)
-        return EventStream.of(request, _leaving(found, entry))
+        return Receipt(EventStream.of(request, found), entry)
     follower = AsyncFollower(await in_thread(functools.partial(session.follow, turn)))
     return EventStream.of(request, events(follower, session.id, after=after, token_ids=token_ids))
 

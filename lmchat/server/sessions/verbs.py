@@ -10,7 +10,8 @@ from starlette.responses import JSONResponse
 from lmchat.server.dialects.limits import check_counted
 from lmchat.server.http.body import Body, JsonRoute
 from lmchat.server.http.json_answer import json_answer
-from lmchat.server.http.parameters import Details, Number
+from lmchat.server.http.parameters import Details, IdempotencyKey, Number
+from lmchat.server.retries import keys
 from lmchat.server.sessions import views
 from lmchat.server.sessions.access import Opened, in_thread
 from lmchat.server.sessions.bodies import (
@@ -86,16 +87,20 @@ async def pin(session: Opened, body: PinBody | None = None) -> JSONResponse:
 
 
 @router.post("/v1/sessions/{session_id}/append")
-async def append(session: Opened, body: AppendBody) -> JSONResponse:
+async def append(session: Opened, body: AppendBody, key: IdempotencyKey = None) -> JSONResponse:
     """Appends messages, of users and assistants in turn, and generates nothing."""
-    await in_thread(lambda: session.append(body.messages, system=body.system))
+    once = keys.once(key, "append", body.model_dump())
+    await in_thread(lambda: session.append(body.messages, system=body.system, once=once))
     return JSONResponse({"revision": session.revision})
 
 
 @router.post("/v1/sessions/{session_id}/edit_reply")
-async def edit_reply(session: Opened, body: EditReplyBody) -> JSONResponse:
+async def edit_reply(
+    session: Opened, body: EditReplyBody, key: IdempotencyKey = None
+) -> JSONResponse:
     """Gives user turn `turn` (from 0) the reply `text`, as a new branch. Generates nothing."""
-    await in_thread(lambda: session.edit_reply(body.turn, body.text))
+    once = keys.once(key, "edit_reply", body.model_dump())
+    await in_thread(lambda: session.edit_reply(body.turn, body.text, once=once))
     return JSONResponse({"revision": session.revision})
 
 

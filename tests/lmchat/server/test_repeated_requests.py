@@ -11,7 +11,7 @@ from lmchat.errors import EngineClosed
 from lmchat.generation.parts import PartsLog
 from lmchat.generation.reply_stream import Follower
 from lmchat.server import ServerConfig
-from lmchat.server.sessions.repeated import Entry
+from lmchat.server.retries.entry import Entry
 
 GREEDY = {"temperature": 0, "max_new_tokens": 12}
 LONG = {"temperature": 0, "ignore_eos": True, "max_new_tokens": 600}
@@ -150,14 +150,14 @@ def test_repetitions_wait_for_the_end_of_a_cancelled_reply():
     """A request repeated between the cancellation and the end of its reply generates again."""
 
     async def main(loop):
-        entry = Entry("", generation=_Generation())
+        entry = Entry("", answer=_Generation())
         entry.attach(False)
         entry.leave()
-        assert entry.generation.cancelled
+        assert entry.answer.cancelled
         produces = asyncio.ensure_future(entry.produces())
         await asyncio.sleep(1)
         assert not produces.done()
-        entry.generation.log.end(None, EngineClosed("it has ended"))
+        entry.answer.log.end(None, EngineClosed("it has ended"))
         assert not await produces
 
     virtual_time.run(main)
@@ -165,16 +165,16 @@ def test_repetitions_wait_for_the_end_of_a_cancelled_reply():
 
 def test_the_timer_of_an_earlier_client_does_not_stop_a_later_one():
     async def main(loop):
-        entry = Entry("", generation=_Generation())
+        entry = Entry("", answer=_Generation())
         entry.attach(False, 10)
         entry.leave()
         await asyncio.sleep(5)
         entry.attach(False)
         entry.leave()  # at 5 s: the reply lingers until 15 s
         await asyncio.sleep(9)
-        assert not entry.generation.cancelled
+        assert not entry.answer.cancelled
         await asyncio.sleep(2)
-        assert entry.generation.cancelled
+        assert entry.answer.cancelled
 
     virtual_time.run(main)
 

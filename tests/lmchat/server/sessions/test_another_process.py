@@ -7,7 +7,7 @@ import pytest
 import stores
 from http_server import RunningServer
 
-from lmchat.server.sessions import repeated
+from lmchat.server.retries import keys
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 
 LONG = {"temperature": 0, "ignore_eos": True, "max_new_tokens": 1800}
@@ -101,7 +101,7 @@ def test_another_request_is_refused_meanwhile(clients, path):
 @pytest.fixture
 def before_look(monkeypatch):
     """Sets what is called before and after the looks for the reply of a key, once each."""
-    find, steps = repeated.find, []
+    find, steps = keys.find, []
 
     def found(*arguments):
         before, after = steps.pop(0) if steps else (None, None)
@@ -112,7 +112,7 @@ def before_look(monkeypatch):
             after()
         return reply
 
-    monkeypatch.setattr(repeated, "find", found)
+    monkeypatch.setattr(keys, "find", found)
     return steps.extend
 
 
@@ -180,7 +180,7 @@ def test_a_reply_that_ends_between_the_refusal_and_the_next_look_is_returned(
 def test_a_key_that_is_too_old_is_that_of_another_request(clients, path, monkeypatch):
     one, two = clients
     with running(one, path, text="Hello"):
-        monkeypatch.setattr(repeated, "SECONDS", -60.0)
+        monkeypatch.setattr(keys, "SECONDS", -60.0)
         answer = two.post(f"{path}/turns", json={"text": "Hello"}, headers=KEY)
         assert answer.status_code == 409
 
