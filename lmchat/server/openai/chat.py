@@ -10,14 +10,16 @@ from pydantic import Field
 from starlette.responses import Response
 
 from lmchat.generation.reply import Reply
+from lmchat.generation.settings import StatelessSettings
 from lmchat.server.http.body import JsonRoute
+from lmchat.server.http.parameters import IdempotencyKey
 from lmchat.server.openai.chunks import ChatChunks, compact, names_of
-from lmchat.server.openai.durable import SessionTurn, session_turn
+from lmchat.server.openai.durable import EntryStream, session_turn
 from lmchat.server.openai.envelope import envelope_of
 from lmchat.server.openai.examples import CHAT
 from lmchat.server.openai.messages import Messages, plain_messages, template_variables
 from lmchat.server.openai.models import check_model
-from lmchat.server.openai.replying import Fields, Parts, answer, streamed, whole
+from lmchat.server.openai.replying import Fields, Parts, Stream, answer, streamed, whole
 from lmchat.server.openai.results import (
     TokenNames,
     all_choices,
@@ -25,6 +27,7 @@ from lmchat.server.openai.results import (
     new_id,
 )
 from lmchat.server.openai.sampling import SamplingBody, refusal
+from lmchat.server.retries.receipt import Receipt
 from lmchat.server.state import owner_of, state_of
 from turbomind.shown import shown
 
@@ -107,8 +110,10 @@ async def chat_completions(
     request: Request,
     body: Annotated[ChatBody, BodyOf(openapi_examples=CHAT)],
     x_session_id: Annotated[str | None, Header()] = None,
+    key: IdempotencyKey = None,
 ) -> Response:
-    """Answers a conversation, as OpenAI's and vLLM's route of this name."""
+    """Answers a conversation, as OpenAI's and vLLM's route of this name. With a session, an
+    `Idempotency-Key` names its turn."""
     state, owner = state_of(request), owner_of(request)
     check_model(state, body.model)
     settings = body.settings(state.limits)
@@ -116,22 +121,39 @@ async def chat_completions(
     variables = template_variables(body.chat_template_kwargs)
     continues = body.continues()
     session = body.session or x_session_id
-    turn: SessionTurn | None = None
     if session is not None:
-        turn = await session_turn(state, owner, session, messages, continues, variables, settings)
-        stream = turn.stream
-    else:
-        state.engine.sync.check_capacity(owner)
-        stream = await state.engine.chat(
-            messages,
-            owner=owner,
-            stream=True,
-            template_variables=variables,
-            continue_final_message=continues,
-            **settings,
+        entry = await session_turn(
+            state, owner, session, messages, continues, variables, settings, key
         )
+        assert entry.session is not None
+        headers = {SESSION_HEADER: entry.session.id}
+        try:
+            response = await _answer(request, body, settings, EntryStream(entry), headers)
+            return Receipt(response, entry)
+        except BaseException:
+            entry.leave()
+            raise
+    state.engine.sync.check_capacity(owner)
+    stream = await state.engine.chat(
+        messages,
+        owner=owner,
+        stream=True,
+        template_variables=variables,
+        continue_final_message=continues,
+        **settings,
+    )
+    return await _answer(request, body, settings, stream, {})
+
+
+async def _answer(
+    request: Request,
+    body: ChatBody,
+    settings: StatelessSettings,
+    stream: Stream,
+    headers: dict[str, str],
+) -> Response:
+    state = state_of(request)
     parts = Parts([stream], body.choices)
-    headers = {SESSION_HEADER: turn.id} if turn is not None else {}
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     envelope = envelope_of(state, new_id("chatcmpl", body.request_id), kind)
     names = names_of(
@@ -171,7 +193,7 @@ def chat_choice(index: int, reply: Reply, names: TokenNames | None = None) -> Fi
         message["reasoning_content"] = reply.reasoning
 
     def logprobs() -> str:
-        if names is None:
+        if names is None or len(reply.logprobs) < len(reply.token_ids):  # a stored reply has none
             return "null"
         entries = zip(reply.token_ids, reply.logprobs, strict=True)
         found = (compact(names.chat([token], [one])[0]) for token, one in entries)

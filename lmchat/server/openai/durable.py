@@ -5,17 +5,21 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
-from lmchat.aio import AsyncSession
-from lmchat.aio_stream import AsyncReplyStream
-from lmchat.aio_threads import shared
+from lmchat.aio_stream import AsyncFollower
 from lmchat.engine import ChatEngine
 from lmchat.errors import InvalidRequest, NotFound, SessionBusy
+from lmchat.generation.generation import Generation
+from lmchat.generation.parts import Delta, Progress
+from lmchat.generation.reply import Reply
 from lmchat.generation.settings import GenerationSettings, StatelessSettings
 from lmchat.server.errors import HttpError
 from lmchat.server.openai.sampling import refusal, unsupported
+from lmchat.server.retries.door import Door, Prepare, open_door
+from lmchat.server.retries.entries import Entries
+from lmchat.server.retries.entry import Entry
+from lmchat.server.retries.keys import digest_of
 from lmchat.server.state import ServerState
 from lmchat.sessions.session import Session
 from lmchat.store.turns import Message
@@ -27,17 +31,38 @@ OF_NO_SESSION = ("n", "skip_special_tokens")
 _ID = re.compile(r"[0-9a-f]{32}")
 
 
-@dataclass(frozen=True)
-class SessionTurn:
-    """The reply that a session is about to generate.
+class EntryStream:
+    """The parts of a session's reply, as `Parts` reads them. Its entry decides when it stops.
 
-    Attributes:
-        id: the session's id.
-        stream: the reply.
+    Args:
+        entry: the entry of the request.
     """
 
-    id: str
-    stream: AsyncReplyStream
+    def __init__(self, entry: Entry) -> None:
+        assert entry.answer is not None
+        self._entry = entry
+        self._follower = AsyncFollower(entry.answer.follow())
+
+    @property
+    def reply(self) -> Reply | None:
+        """The whole reply; None before its end."""
+        reply = self._follower.reply
+        return None if reply is None else self._entry.whole(reply)
+
+    async def take(self) -> list[Delta | Progress]:
+        """Waits for parts and returns all that there are. Returns an empty list at the end.
+
+        Raises:
+            Error: the generation failed before its first token.
+        """
+        parts = await self._follower.take()
+        if not parts:
+            await self._follower.result()
+        return parts
+
+    async def aclose(self) -> None:
+        """Ends the reading."""
+        self._follower.close()
 
 
 async def session_turn(
@@ -48,8 +73,9 @@ async def session_turn(
     continues: bool,
     variables: dict[str, Any] | None,
     settings: StatelessSettings,
-) -> SessionTurn:
-    """Sends the last message to a session, and returns its reply.
+    key: str | None,
+) -> Entry:
+    """Sends the last message to a session, or takes over the turn of an equal request.
 
     Args:
         state: the server's state.
@@ -59,6 +85,10 @@ async def session_turn(
         continues: whether the request wants the last message continued.
         variables: variables for the chat template.
         settings: settings of the generation.
+        key: the `Idempotency-Key`, or None.
+
+    Returns:
+        The entry of the request, to which its client is attached.
 
     Raises:
         HttpError: the messages do not agree with the session, or a field does not fit a session.
@@ -74,14 +104,36 @@ async def session_turn(
     if messages[last]["role"] != "user":
         seen = shown(messages[last]["role"])
         raise refusal(f"messages[{last}].role", seen, "'user': it is the session's next turn")
-    found = await shared.run(_opened, state, owner, session, messages)
-    stream = await AsyncSession(found).send(
-        messages[last]["content"],
-        stream=True,
-        template_variables=variables,
-        **cast(GenerationSettings, of_turn),
+    given = {name: value for name, value in of_turn.items() if value is not None}
+    digest = digest_of("chat", {"messages": list(messages), "variables": variables, **given})
+
+    def sessions() -> list[Session]:
+        found = _found(state.engine.sync, owner, session)
+        return [] if found is None else [found]
+
+    def start(prepare: Prepare, _at: Session | None) -> tuple[Session, Generation]:
+        found = _opened(state, owner, session, messages)
+        metadata, check = prepare(found)
+        return found, found.start_send(
+            messages[last]["content"],
+            template_variables=variables,
+            metadata=metadata,
+            request=digest,
+            check=check,
+            **cast(GenerationSettings, of_turn),
+        )
+
+    door = Door(
+        owner,
+        digest,
+        sessions,
+        start,
+        key=key,
+        body=digest,
+        scope=session,
+        is_relayed="logprobs" not in given,
     )
-    return SessionTurn(found.id, stream)
+    return await open_door(state.part(Entries), door)
 
 
 def _opened(state: ServerState, owner: str, session: str, messages: Sequence[Message]) -> Session:

@@ -6,12 +6,11 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lmchat.aio_stream import AsyncReplyStream
 from lmchat.aio_threads import shared
 from lmchat.errors import InvalidRequest
 from lmchat.generation.parts import Delta, Part, Progress
@@ -33,6 +32,20 @@ SILENT_START = 1.0
 error within it is answered with its own status."""
 
 
+class Stream(Protocol):
+    """The parts of one generation, as `AsyncReplyStream` has them."""
+
+    @property
+    def reply(self) -> Reply | None:
+        """The whole reply; None before its end."""
+
+    async def take(self) -> list[Part]:
+        """Waits for parts and returns all that there are; none at the end."""
+
+    async def aclose(self) -> None:
+        """Ends the reading, and a generation that is of no session."""
+
+
 class Parts:
     """The parts of one generation or several, in the order in which they come.
 
@@ -41,7 +54,7 @@ class Parts:
         choices: number of choices of each prompt.
     """
 
-    def __init__(self, streams: Sequence[AsyncReplyStream], choices: int = 1) -> None:
+    def __init__(self, streams: Sequence[Stream], choices: int = 1) -> None:
         self._streams = list(streams)
         self._choices = choices
         self._ahead: asyncio.Future[list[Part]] | None = None
@@ -88,7 +101,7 @@ class Parts:
             await self._pumps[at]  # raises its error
         return []
 
-    async def _pump(self, at: int, stream: AsyncReplyStream) -> None:
+    async def _pump(self, at: int, stream: Stream) -> None:
         try:
             while parts := await stream.take():
                 self._queue.put_nowait((at, parts))

@@ -6,15 +6,17 @@ Everything here waits for the store, so it runs on another thread than the event
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lmchat.engine import ChatEngine
-from lmchat.errors import Error, InternalError, NotFound, SessionBusy
+from lmchat.errors import Error, InternalError, InvalidRequest, NotFound, SessionBusy
 from lmchat.generation.generation import Generation
 from lmchat.server.errors import HttpError, in_field
 from lmchat.server.keyed_locks import KeyedLocks
@@ -22,33 +24,13 @@ from lmchat.server.responses import RESPONSE, TAG, ids
 from lmchat.server.responses.body import PromptBody, ResponseBody
 from lmchat.server.responses.items import Input, message_of
 from lmchat.server.responses.objects import DELETED, RECORD
+from lmchat.server.retries.door import Door, Prepare
+from lmchat.server.retries.entry import Entry
+from lmchat.server.retries.keys import digest_of
 from lmchat.server.session_limit import SessionLimit
 from lmchat.sessions.appended import Said, joined
 from lmchat.sessions.session import Session
 from lmchat.store.turns import Turn
-
-
-@dataclass(frozen=True)
-class Begun:
-    """A response whose generation has started.
-
-    Attributes:
-        session: its session.
-        generation: its generation.
-        record: what the response repeats of its request.
-        is_alone: whether the session was made for this response.
-    """
-
-    session: Session
-    generation: Generation
-    record: dict[str, Any]
-    is_alone: bool
-
-    def drop_empty(self) -> None:
-        """Deletes a session that was made for this response, which got no reply."""
-        if self.is_alone:
-            with contextlib.suppress(Error):
-                self.session.delete()
 
 
 @dataclass(frozen=True)
@@ -58,6 +40,31 @@ class Question:
     said: Said
     before: list[dict[str, Any]]
     system: str
+
+
+@dataclass(frozen=True)
+class _New:
+    """A response that is about to start.
+
+    Attributes:
+        owner: the owner.
+        name: the name that a session of its own gets.
+        body: the request.
+        given: its input.
+        digest: its digest.
+        prepare: returns what its turn stores, and the check before its start.
+        at: the session that an equal request made for itself, of which nothing is stored, or None.
+        drops: gets what deletes a session of its own if there is no reply in the end.
+    """
+
+    owner: str
+    name: str
+    body: ResponseBody
+    given: Input
+    digest: str
+    prepare: Prepare
+    at: Session | None
+    drops: list[Callable[[], None]]
 
 
 class Beginner:
@@ -72,38 +79,111 @@ class Beginner:
         """Waits until no other request of this dialect changes the session, and keeps them off."""
         return self._locks.holding(session.id)
 
-    def begin(self, owner: str, body: ResponseBody, given: Input) -> Begun:
-        """Starts a response. A refused one has changed nothing.
+    def door(
+        self,
+        owner: str,
+        body: ResponseBody,
+        given: Input,
+        key: str | None,
+        drops: list[Callable[[], None]],
+    ) -> Door:
+        """Returns the request for a stored response.
+
+        Args:
+            owner: the owner.
+            body: the request.
+            given: its input.
+            key: the `Idempotency-Key`, or None.
+            drops: gets what is to be called after the end of a reply that has no turn, if the
+                response has a session of its own. It may wait.
 
         Raises:
-            HttpError, Error: it cannot be made.
+            HttpError: a field is wrong.
         """
         conversation = body.conversation_id()
-        if conversation is not None:
-            with in_field("conversation"):
-                session = find(self._engine, owner, conversation, "conv")
-            with self.holding(session):
-                question = asked(body, given, session.turns, waiting_in(session))
-                return self._send(session, body, question, conversation=True)
-        if body.previous_response_id is not None:
-            return self._after(owner, body.previous_response_id, body, given)
-        question = asked(body, given)
-        session = self.new_session(owner, RESPONSE)
-        return self._send_first(session, body, question)
+        asked_for = body.compared()
+        digest = digest_of("response", asked_for)
+        scope = conversation or body.previous_response_id or ""
+        own = session_name(RESPONSE, None if key is None else f"{scope} {key}")
 
-    def new_session(self, owner: str, kind: str, metadata: dict[str, str] | None = None) -> Session:
+        def sessions() -> list[Session]:
+            if conversation is not None:
+                return [self._conversation(owner, conversation)]
+            if key is None:
+                return self._equal(owner, digest)
+            return self._keyed(owner, body.previous_response_id, own)
+
+        def start(prepare: Prepare, at: Session | None) -> tuple[Session, Generation]:
+            self._engine.check_capacity(owner, live=bool(scope))  # before anything is written
+            new = _New(owner, own, body, given, digest, prepare, at, drops)
+            if conversation is not None:
+                return self._in_conversation(self._conversation(owner, conversation), new)
+            if body.previous_response_id is not None:
+                return self._after(body.previous_response_id, new)
+            make = functools.partial(self.new_session, owner, RESPONSE)
+            with self._alone(new, lambda name: make(name=name), 0) as one:
+                return one, self._send(one, new, asked(body, given))
+
+        return Door(
+            owner,
+            digest,
+            sessions,
+            start,
+            key=key,
+            body=digest_of("response", {**asked_for, "metadata": body.metadata}),
+            scope=scope,
+            is_named=conversation is not None,
+            detach=body.background,
+            is_relayed=not body.has_logprobs,
+            carried=RECORD,
+            overflow=_overflow(body),
+        )
+
+    def _conversation(self, owner: str, session_id: str) -> Session:
+        with in_field("conversation"):
+            return find(self._engine, owner, session_id, "conv")
+
+    def _equal(self, owner: str, digest: str) -> list[Session]:
+        """Returns the sessions whose last turn answers an equal request."""
+        found = []
+        for session_id in self._engine._runtime.store.equal_requests(owner, digest):
+            with contextlib.suppress(NotFound):  # it has been deleted meanwhile
+                found.append(self._engine.session_by_id(session_id, owner=owner))
+        return found
+
+    def _keyed(self, owner: str, previous: str | None, own: str) -> list[Session]:
+        """Returns the sessions in which the turn of a key may be."""
+        found = []
+        with contextlib.suppress(NotFound, HttpError):
+            found.append(self._engine.session_by_name(own, owner=owner))
+        if previous is not None:
+            with contextlib.suppress(HttpError):
+                session_id, _ = ids.turn_of("resp", previous)
+                found.append(find(self._engine, owner, session_id, "resp"))
+        return found
+
+    def new_session(
+        self,
+        owner: str,
+        kind: str,
+        metadata: dict[str, str] | None = None,
+        name: str | None = None,
+    ) -> Session:
         """Creates a session of this dialect.
 
         Args:
             owner: its owner.
             kind: first word of its name.
             metadata: texts by key.
+            name: its name; the session that has it is opened. None: a new one.
 
         Raises:
             HttpError: the owner has too many.
         """
         with self._limit.room(owner):
-            return self._engine.session(_name(kind), owner=owner, tags=[TAG], metadata=metadata)
+            return self._engine.session(
+                name or session_name(kind), owner=owner, tags=[TAG], metadata=metadata
+            )
 
     def delete(self, owner: str, response_id: str) -> None:
         """Deletes a response; the last one that its session has, with the session.
@@ -119,61 +199,130 @@ class Beginner:
             if TAG in session.tags and not _is_used(session):
                 session.delete()
 
-    def _after(self, owner: str, previous: str, body: ResponseBody, given: Input) -> Begun:
+    def _in_conversation(self, session: Session, new: _New) -> tuple[Session, Generation]:
+        with self.holding(session):
+            question = asked(new.body, new.given, session.turns, waiting_in(session))
+            return session, self._send(session, new, question, conversation=True)
+
+    def _after(self, previous: str, new: _New) -> tuple[Session, Generation]:
         """Answers an earlier response: as a branch of its session, else in a fork."""
         with in_field("previous_response_id"):
             session_id, turn = ids.turn_of("resp", previous)
-            session = find(self._engine, owner, session_id, "resp", previous)
+            session = find(self._engine, new.owner, session_id, "resp", previous)
         with self.holding(session):
             with in_field("previous_response_id"):
                 turns = past(session, turn, previous)
-            question = asked(body, given, turns)
+            question = asked(new.body, new.given, turns)
             # A conversation goes on with its own responses only, a user's session with its turns.
             if TAG in session.tags and is_chained(turns):
                 with contextlib.suppress(SessionBusy):
-                    return self._send(session, body, question, after=turn)
-            with self._limit.room(owner):
-                fork = session.fork(_name(RESPONSE), after=turn, tags=[TAG])
-        return self._send_first(fork, body, question)
+                    return session, self._send(session, new, question, after=turn)
 
-    def _send_first(self, session: Session, body: ResponseBody, question: Question) -> Begun:
+            def fork(name: str) -> Session:
+                with self._limit.room(new.owner):
+                    return session.fork(name, after=turn, tags=[TAG])
+
+            if new.at is not None and new.at.id == session_id:
+                new = replace(new, at=None)
+            with self._alone(new, fork, len(turns)) as one:
+                return one, self._send(one, new, question)
+
+    @contextlib.contextmanager
+    def _alone(self, new: _New, make: Callable[[str], Session], turns: int) -> Iterator[Session]:
+        """Yields a session for one response alone: that of an equal request of which nothing is
+        stored, or a new one. It is deleted if the response is refused.
+
+        The name of a new one with a key is that of the key, so that every process finds it. If it
+        has more turns than a new one, the key is an old one.
+
+        Args:
+            new: the response.
+            make: makes a session of a name.
+            turns: number of turns of a new one.
+        """
+        session = new.at
+        if session is None:
+            try:
+                session = make(new.name)
+            except InvalidRequest:  # another process has just made the fork of this name
+                with contextlib.suppress(NotFound):
+                    session = self._engine.session_by_name(new.name, owner=new.owner)
+                if session is None:
+                    raise
+            if len(session._record.tree) > turns:
+                new.prepare(session)[1](session._record.tree)
+                session = make(session_name(RESPONSE))
+        drop = functools.partial(drop_empty, session, len(session._record.tree))
         try:
-            return self._send(session, body, question, is_alone=True)
+            yield session
         except BaseException:
-            session.delete()
+            drop()
             raise
+        new.drops.append(drop)
 
     def _send(
         self,
         session: Session,
-        body: ResponseBody,
+        new: _New,
         question: Question,
         *,
         after: int | None = None,
         conversation: bool = False,
-        is_alone: bool = False,
-    ) -> Begun:
+    ) -> Generation:
+        body = new.body
         record = {"created_at": int(time.time()), **body.echo()}
         if conversation:
             record["conversation"] = True
+        metadata, check = new.prepare(session)
         generation = session.start_send(
             question.said.text,
             template_variables=body.chat_template_kwargs,
             after=after,
             before=question.before,
             system=question.system,
-            overflow="drop" if body.truncation == "auto" else None,
+            overflow=_overflow(body),
             keep_question=False,
-            metadata={RECORD: record, **question.said.metadata},
+            metadata={RECORD: record, **question.said.metadata, **metadata},
+            request=new.digest,
+            check=check,
             **body.settings(),
         )
         if generation.turn_id is None:
             generation.cancel()
             raise InternalError("a response has no turn, expected one after its start")
-        return Begun(session, generation, record, is_alone)
+        return generation
 
 
-def _name(kind: str) -> str:
+def drop_empty(session: Session, turns: int) -> None:
+    """Deletes a session that was made for one response, if it has no more than this many turns and
+    no process generates in it."""
+    with contextlib.suppress(Error):
+        session.refresh()
+        if session.running is None and len(session._record.tree) <= turns:
+            session.delete()
+
+
+def record_of(entry: Entry) -> dict[str, Any]:
+    """Returns what the response of an entry repeats of its request."""
+    session, answer = entry.session, entry.answer
+    assert session is not None
+    assert answer is not None
+    with answer.follow() as follower:
+        record = follower.metadata.get(RECORD)
+    if record is None and answer.turn_id is not None:
+        with contextlib.suppress(NotFound):
+            record = session.conversation(answer.turn_id)[-2].metadata.get(RECORD)
+    return dict(record or {})
+
+
+def _overflow(body: ResponseBody) -> str | None:
+    return "drop" if body.truncation == "auto" else None
+
+
+def session_name(kind: str, key: str | None = None) -> str:
+    """Returns a name of a session: that of a key, or a new one."""
+    if key is not None:
+        return f"{kind}-{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
     return f"{kind}-{secrets.token_hex(8)}"
 
 

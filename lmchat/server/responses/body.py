@@ -177,6 +177,19 @@ class ResponseBody(PromptBody):
             found["logprobs"] = self.top_logprobs or 0
         return {name: value for name, value in found.items() if value is not None}
 
+    def compared(self) -> dict[str, Any]:
+        """Returns what two equal requests have in common: what the model gets and what changes the
+        reply."""
+        return {
+            "conversation": self.conversation_id(),
+            "settings": self.settings(),
+            **{
+                name: getattr(self, name)
+                for name in ("input", "instructions", "previous_response_id", "truncation",
+                             "chat_template_kwargs", "background")
+            },
+        }  # fmt: skip
+
     def echo(self) -> dict[str, Any]:
         """Returns the fields that the response repeats and that are stored with its turn."""
         found = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -9,15 +10,19 @@ from pydantic import Field
 from starlette.responses import JSONResponse
 
 from lmchat.aio_threads import shared
+from lmchat.errors import NotFound
 from lmchat.server.errors import HttpError
 from lmchat.server.http.body import Body, JsonRoute
+from lmchat.server.http.parameters import IdempotencyKey
 from lmchat.server.responses import ids, items
-from lmchat.server.responses.begin import after_waiting, find, waiting_in
+from lmchat.server.responses.begin import after_waiting, find, session_name, waiting_in
 from lmchat.server.responses.body import Metadata, with_example
 from lmchat.server.responses.routes import responses_of
+from lmchat.server.retries import keys
 from lmchat.server.state import owner_of, state_of
 from lmchat.sessions.appended import PARTS, joined
 from lmchat.sessions.session import Session
+from lmchat.store.once import Once
 
 router = APIRouter(tags=["OpenAI Conversations"], route_class=JsonRoute)
 
@@ -51,18 +56,31 @@ class ItemsBody(Body):
 
 
 @router.post("/v1/conversations")
-async def create(request: Request, body: ConversationBody) -> JSONResponse:
+async def create(
+    request: Request, body: ConversationBody, key: IdempotencyKey = None
+) -> JSONResponse:
     """Creates a conversation, with the first of its items."""
     state, owner = state_of(request), owner_of(request)
     given = items.parse(body.items, state.limits.messages, "items")
     beginner = responses_of(request).beginner
 
+    once = keys.once(key, "conversation", body.model_dump())
+
     def make() -> Session:
-        session = beginner.new_session(owner, "conversation", body.metadata or {})
+        name = None
+        if once is not None:
+            name = session_name("conversation", once.key)
+            with contextlib.suppress(NotFound):
+                session = state.engine.sync.session_by_name(name, owner=owner)
+                if once.is_made(session._record.keys):
+                    return session
+                name = None if session._record.keys else name  # that of an old request
+        session = beginner.new_session(owner, "conversation", body.metadata or {}, name)
         try:
-            _append(session, given)
+            _append(session, given, once)
         except BaseException:
-            session.delete()
+            if key is None:  # else an earlier request may have made it
+                session.delete()
             raise
         return session
 
@@ -101,16 +119,19 @@ async def list_items(
 
 
 @router.post("/v1/conversations/{conversation_id}/items")
-async def create_items(request: Request, conversation_id: str, body: ItemsBody) -> JSONResponse:
+async def create_items(
+    request: Request, conversation_id: str, body: ItemsBody, key: IdempotencyKey = None
+) -> JSONResponse:
     """Appends items to a conversation and generates nothing."""
     session = await _session(request, conversation_id)
     given = items.parse(body.items, state_of(request).limits.messages, "items")
 
     beginner = responses_of(request).beginner
+    once = keys.once(key, "items", body.model_dump())
 
     def append() -> list[dict[str, Any]]:
         with beginner.holding(session):
-            _append(session, given)
+            _append(session, given, once)
             return _last_items(_items(session), given)
 
     found = await shared.run(append)
@@ -148,14 +169,16 @@ async def _session(request: Request, conversation_id: str) -> Session:
     return await shared.run(find, engine, owner, session_id, "conv", conversation_id)
 
 
-def _append(session: Session, given: items.Input) -> None:
+def _append(session: Session, given: items.Input, once: Once | None) -> None:
     """Appends an input. A first user message joins one that waits for a reply."""
+    if once is not None and once.is_made(session._record.keys):
+        return
     system = joined(session.system or "", given.system) if given.system else None
     messages = list(given.messages)
     if len(messages) > 1 or (messages and messages[0]["role"] == "assistant"):
         messages = after_waiting(given, waiting_in(session), "items")
-    if messages or system is not None:
-        session.append(messages, system=system)
+    if messages or system is not None or once is not None:
+        session.append(messages, system=system, once=once)
 
 
 def _items(session: Session) -> list[dict[str, Any]]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -17,15 +18,16 @@ from lmchat.server.dialects.limits import check_counted
 from lmchat.server.errors import HttpError, in_field
 from lmchat.server.http.body import JsonRoute
 from lmchat.server.http.event_stream import Disconnected, EventStream, answered
+from lmchat.server.http.parameters import IdempotencyKey
 from lmchat.server.openai.messages import template_variables
 from lmchat.server.openai.models import check_model
 from lmchat.server.responses import ids, items
 from lmchat.server.responses.begin import (
     Beginner,
-    Begun,
     count_input,
     find,
     in_progress,
+    record_of,
     response_turns,
     unstored_messages,
 )
@@ -33,6 +35,10 @@ from lmchat.server.responses.body import PromptBody, ResponseBody
 from lmchat.server.responses.items import Input
 from lmchat.server.responses.objects import RECORD, response_object, stored_response
 from lmchat.server.responses.run import Run, Runs
+from lmchat.server.retries.door import open_door
+from lmchat.server.retries.entries import Entries
+from lmchat.server.retries.entry import Entry
+from lmchat.server.retries.receipt import Receipt
 from lmchat.server.state import ServerState, owner_of, state_of
 from lmchat.store.turns import Turn
 
@@ -54,28 +60,21 @@ def responses_of(request: Request) -> Responses:
 
 
 @router.post("/v1/responses")
-async def create(request: Request, body: ResponseBody) -> Response:
-    """Generates a response, stored unless `store` is false."""
+async def create(request: Request, body: ResponseBody, key: IdempotencyKey = None) -> Response:
+    """Generates a response, stored unless `store` is false. An `Idempotency-Key` names a stored
+    one."""
     state, owner = state_of(request), owner_of(request)
     check_model(state, body.model)
     body.check(state.limits)
     given = items.parse(body.input, state.limits.messages)
-    follows = body.previous_response_id is not None or body.conversation is not None
-    state.engine.check_capacity(owner, live=follows)  # before anything is written
-    with_events = body.stream or body.background
     if body.store:
-        responses = responses_of(request)
-        begun = await shared.run(responses.beginner.begin, owner, body, given)
-        run = _stored_run(request, owner, body, begun, with_events)
-        if with_events:
-            responses.runs.add(run)
-    else:
-        run = await _unstored_run(request, owner, body, given, with_events)
+        return await _stored(request, owner, body, given, key)
+    live = body.previous_response_id is not None
+    state.engine.check_capacity(owner, live=live)  # before anything is written
+    run = await _unstored_run(request, owner, body, given)
     if body.stream:
         assert run.log is not None
-        return EventStream.of(request, _events(run, run.log.read(), body.background))
-    if body.background:
-        return _json(run.response)
+        return EventStream.of(request, _events(run, run.log.read()))
     try:
         return _json(await answered(request, run.result()))
     except Disconnected:
@@ -83,29 +82,63 @@ async def create(request: Request, body: ResponseBody) -> Response:
         raise
 
 
-def _stored_run(
-    request: Request, owner: str, body: ResponseBody, begun: Begun, with_events: bool
+async def _stored(
+    request: Request, owner: str, body: ResponseBody, given: Input, key: str | None
+) -> Response:
+    """Answers with a stored response: a new one, or that of an equal request."""
+    responses, state = responses_of(request), state_of(request)
+    drops: list[Callable[[], None]] = []
+    door = await shared.run(responses.beginner.door, owner, body, given, key, drops)
+    entry = await open_door(state.part(Entries), door)
+    try:
+        run = await _stored_run(request, owner, body, entry, drops)
+        if body.stream:
+            assert run.log is not None
+            return Receipt(EventStream.of(request, run.log.read()), entry)
+        if body.background:
+            return Receipt(_json(run.response), entry, has_reply=False)
+        return Receipt(_json(await answered(request, run.result())), entry)
+    except BaseException:
+        entry.leave()
+        raise
+
+
+async def _stored_run(
+    request: Request,
+    owner: str,
+    body: ResponseBody,
+    entry: Entry,
+    drops: Sequence[Callable[[], None]],
 ) -> Run:
-    state, turn = state_of(request), begun.generation.turn_id
+    state, session, answer = state_of(request), entry.session, entry.answer
+    assert session is not None
+    assert answer is not None
+    turn, session_id = answer.turn_id, session.id
     assert turn is not None
-    session_id = begun.session.id
-    return Run(
-        begun.generation,
-        ids.of_turn("resp", session_id, turn),
+    runs, response_id = responses_of(request).runs, ids.of_turn("resp", session_id, turn)
+    with_events = body.stream or body.background
+    known = runs.find(response_id, owner)
+    if known is not None and with_events:
+        return known
+    run = Run(
+        answer,
+        response_id,
         lambda kind: ids.of_turn(kind, session_id, turn),
         owner=owner,
         model=state.model_name,
-        record=begun.record,
+        record=await shared.run(record_of, entry),
         conversation=ids.of_conversation(session_id) if body.conversation else None,
         tokenizer=state.engine.tokenizer if body.has_logprobs else None,
         with_events=with_events,
-        drop_empty=begun.drop_empty,
+        drop_empty=drops[-1] if drops else None,
+        whole=entry.whole,
     )
+    if with_events:
+        runs.add(run)
+    return run
 
 
-async def _unstored_run(
-    request: Request, owner: str, body: ResponseBody, given: Input, with_events: bool
-) -> Run:
+async def _unstored_run(request: Request, owner: str, body: ResponseBody, given: Input) -> Run:
     """Starts a response that is not stored, after an earlier one or without."""
     state = state_of(request)
     engine = state.engine.sync
@@ -132,7 +165,7 @@ async def _unstored_run(
         record={"created_at": int(time.time()), **body.echo()},
         conversation=None,
         tokenizer=state.engine.tokenizer if body.has_logprobs else None,
-        with_events=with_events,
+        with_events=body.stream,
     )
 
 
@@ -140,14 +173,13 @@ def _unstored_item(suffix: str, kind: str) -> str:
     return f"{kind}{suffix}"
 
 
-async def _events(run: Run, events: AsyncIterator[bytes], detached: bool) -> AsyncIterator[bytes]:
-    """Yields a run's events. Unless it is `detached`, it ends with its reader."""
+async def _events(run: Run, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yields the events of a run, which ends with its reader."""
     try:
         async for one in events:
             yield one
     finally:
-        if not detached:
-            run.cancel()
+        run.cancel()
 
 
 @router.post("/v1/responses/input_tokens")
@@ -211,7 +243,7 @@ async def cancel(request: Request, response_id: str) -> Response:
         return JSONResponse(stored_response(session_id, state_of(request).model_name, turns))
     if not run.record.get("background"):
         raise _not_background()
-    run.cancel()
+    await _stop(request, run)
     return _json(await answered(request, run.wait()))
 
 
@@ -234,7 +266,7 @@ async def delete(request: Request, response_id: str) -> JSONResponse:
     run = responses.runs.find(response_id, owner)
     is_stored = True
     if run is not None:
-        run.cancel()
+        await _stop(request, run)
         await run.wait()
         responses.runs.remove(response_id)
         is_stored = run.is_stored
@@ -276,8 +308,15 @@ async def _elsewhere(request: Request, response_id: str) -> dict[str, Any] | Non
     )
 
 
+async def _stop(request: Request, run: Run) -> None:
+    """Stops a response for a client that asks for it, so that nobody is owed the rest."""
+    with contextlib.suppress(HttpError):  # it was cancelled before, and its session is deleted
+        await _stopped(request, run.id)
+    run.cancel()
+
+
 async def _stopped(request: Request, response_id: str) -> Reply | None:
-    """Stops a response that another process generates. Returns its reply; None: it has ended."""
+    """Stops a response that any process generates. Returns its reply; None: it has ended."""
     session_id, turn = ids.turn_of("resp", response_id)
     engine = state_of(request).engine.sync
     session = await shared.run(find, engine, owner_of(request), session_id, "resp", response_id)

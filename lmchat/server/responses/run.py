@@ -11,7 +11,6 @@ from typing import Any
 from lmchat.aio_stream import AsyncFollower
 from lmchat.aio_threads import shared
 from lmchat.errors import Error
-from lmchat.generation.generation import Generation
 from lmchat.generation.parts import Delta
 from lmchat.generation.reply import Reply
 from lmchat.server.errors import log_failure
@@ -20,6 +19,7 @@ from lmchat.server.openai.results import TokenNames
 from lmchat.server.responses import items
 from lmchat.server.responses.objects import failure, response_object, status_of
 from lmchat.server.responses.spliced import ENTRIES, encoded
+from lmchat.server.retries.entry import Answer
 from lmchat.text.tokenizer import Tokenizer
 from turbomind import TokenLogprobs
 
@@ -88,11 +88,12 @@ class Run:
         tokenizer: spells tokens for log-probabilities; None: there are none.
         with_events: whether events are made.
         drop_empty: called on another thread after the end of a reply that has no turn, if any.
+        whole: returns the reply of the response, from the finished one.
     """
 
     def __init__(
         self,
-        generation: Generation,
+        generation: Answer,
         response_id: str,
         item_id: Callable[[str], str],
         *,
@@ -103,6 +104,7 @@ class Run:
         tokenizer: Tokenizer | None,
         with_events: bool,
         drop_empty: Callable[[], None] | None = None,
+        whole: Callable[[Reply], Reply] = lambda reply: reply,
     ) -> None:
         self.generation = generation
         self.id = response_id
@@ -119,6 +121,8 @@ class Run:
         self._entries: list[str] = []  # JSON of the log-probabilities of the text's tokens so far
         self._in_events = 0  # of these, those that are in an event
         self._drop_empty = drop_empty
+        self._whole = whole
+        self._failed: Error | None = None  # before its first token
         self._task = asyncio.ensure_future(self._produce())
 
     @property
@@ -157,8 +161,8 @@ class Run:
             Error: the generation failed before its first token.
         """
         await self.wait()
-        if self.generation.reply is None:
-            self.generation.result()
+        if self._failed is not None:
+            raise self._failed
         return self.response
 
     def cancel(self) -> None:
@@ -182,11 +186,13 @@ class Run:
                         if isinstance(part, Delta):
                             self._take(part)
                 reply = await follower.result()
-            self._end(reply)
+            self._end(self._whole(reply))
         except Exception as error:
             if not isinstance(error, Error):
                 self.generation.cancel()
                 log_failure("a response failed", error)
+            elif self.generation.reply is None:
+                self._failed = error
             self._finish("failed", error=failure(error))
         finally:
             if self._drop_empty is not None and not self._has_turn:
