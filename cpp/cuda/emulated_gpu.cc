@@ -250,6 +250,10 @@ class EmulatedGpu final : public Gpu {
       throw;
     }
     end_capture(stream);
+    {
+      const std::lock_guard lock(mutex_);
+      streams_.require_idle("capture: made", index_);
+    }
     if (freed_in_capture_) throw_error(ErrorCode::internal, "capture: memory was freed meanwhile");
     ++emulator::capture_count;
     if (emulator::capture_fails) throw_error(ErrorCode::internal, "capture: asked to fail");

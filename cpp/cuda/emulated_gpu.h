@@ -17,8 +17,19 @@ void set_device_count(int count);
 // back. Kernels that use memory without access fail.
 void set_peer_access(bool on);
 
+// What is wrong with the access of one GPU to the memory of another one: loads of kernels return
+// other values, or waits never see a count that was posted there.
+enum class PeerFault { none, wrong, late };
+void set_peer_fault(PeerFault fault, int reader = 0, int owner = 0);
+
+// With true, each kernel is loaded at its first launch from now on, on each GPU. A launch that
+// loads one, or a capture, fails where work of any GPU waits for work that no host has submitted: a
+// driver may wait for all work before it, and keep other threads from launching. The default is
+// false.
+void set_lazy_loading(bool on);
+
 // Sets how long a host waits for a stream that waits for work that no other host thread submits
-// (default 10 s). Then the time of kernels that wait for another device runs out, and a wait for an
+// (default 10 s). Then the time of kernels that wait for another stream runs out, and a wait for an
 // event throws.
 void set_wait_limit(double seconds);
 

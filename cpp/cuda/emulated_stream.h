@@ -13,13 +13,15 @@ class StreamQueue {
   // Queues `work`, which runs in the stream's order, or adds it to the graph that is captured.
   virtual void enqueue(std::function<void()> work) = 0;
   virtual int device() const = 0;
+  // Notes that work of the stream waits for another stream of its device.
+  virtual void wait_within_device() = 0;
 };
 
-// Thrown by a launch that waits for another device and has changed nothing yet: it stays the first
+// Thrown by a launch that waits for another stream and has changed nothing yet: it stays the first
 // of its stream and is tried again.
 struct NotReady {};
 
-// While one lives, waits of kernels for other devices end as if they had lasted too long.
+// While one lives, waits of kernels for other streams end as if they had lasted too long.
 class TimeRunsOut {
  public:
   TimeRunsOut() { now() = true; }

@@ -44,7 +44,7 @@ class BlockRun;
 // Error of a kernel; thrown and caught on the stack of its thread.
 struct Failure {
   std::string what;
-  bool not_ready = false;  // none: the launch waits for another device
+  bool not_ready = false;  // none: the launch waits for another stream
 };
 
 struct Thread : Lane {

@@ -4,12 +4,15 @@
 #include <cstdio>
 #include <cstring>
 #include <mutex>
+#include <set>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
 #include "core/error.h"
 #include "cuda/emulated/memory_map.h"
+#include "cuda/emulated/streams.h"
+#include "cuda/emulated_gpu.h"
 #include "cuda/emulated_machine.h"
 #include "cuda/emulated_stream.h"
 #include "cuda/launch_counters.h"
@@ -19,6 +22,7 @@ namespace turbomind::emulator {
 Lane* current_lane = nullptr;
 DeviceMemory* device_memory = nullptr;
 bool owners_matter = false;
+bool peers_fail = false;
 
 namespace {
 
@@ -58,6 +62,29 @@ int running_device = -1;
 
 std::atomic<int> blocks_at_once{0};
 
+// Kernels that were loaded at their first launch, by device; guarded by the lock of the streams.
+std::set<std::pair<std::string, int>>& loaded_kernels() {
+  static auto& kernels = *new std::set<std::pair<std::string, int>>;
+  return kernels;
+}
+
+void load(const Launch& launch, int device) {
+  Streams& streams = Streams::get();
+  const std::lock_guard lock(streams.mutex());
+  if (streams.lazy_loading() && loaded_kernels().insert({launch.kernel, device}).second)
+    streams.require_idle(std::string(launch.kernel) + ": loaded", device);
+}
+
+// See set_peer_fault(); guarded by the lock of the streams.
+struct PeerFailure {
+  PeerFault fault = PeerFault::none;
+  int reader = 0, owner = 0;
+};
+PeerFailure& peer_failure() {
+  static PeerFailure& failure = *new PeerFailure;
+  return failure;
+}
+
 // Sets device_memory for one launch.
 class SharedByBlocks {
  public:
@@ -89,6 +116,7 @@ void submit(StreamHandle stream, Launch launch) {
   check(launch);
   if (launch.grid.x == 0 || launch.grid.y == 0 || launch.grid.z == 0) return;
   if (stream) {
+    load(launch, to_queue(stream)->device());
     if (!thread_has_gpu())
       throw_error(ErrorCode::internal, launch.kernel,
                   ": launched on a thread where no GPU was made current by Gpu::make_current");
@@ -103,6 +131,18 @@ void run_blocks_at_once(int blocks) {
   if (blocks < 0)
     throw_error(ErrorCode::internal, "run_blocks_at_once: got ", blocks, ", expected 0 or more");
   blocks_at_once = blocks;
+}
+
+void set_lazy_loading(bool on) {
+  const std::lock_guard lock(Streams::get().mutex());
+  Streams::get().set_lazy_loading(on);
+  loaded_kernels().clear();
+}
+
+void set_peer_fault(PeerFault fault, int reader, int owner) {
+  const std::lock_guard lock(Streams::get().mutex());
+  peer_failure() = {fault, reader, owner};
+  peers_fail = fault != PeerFault::none;
 }
 
 void end_of_step() {
@@ -240,16 +280,31 @@ void check_owner(const char* what, const void* p, size_t bytes) {
        " has no access");
 }
 
-// Other devices act on memory itself, so no block's view of it counts.
+// Whether the running kernel's GPU has this fault where it uses memory of another one.
+static bool fails_at(PeerFault fault, const void* p) {
+  const PeerFailure& failure = peer_failure();
+  if (failure.fault != fault || failure.reader != running_device) return false;
+  const MemoryMap::Allocation* const memory = MemoryMap::get().allocation_of(p);
+  return memory && !memory->pinned && memory->device == failure.owner;
+}
+
+void spoil_peer_load(void* loaded, const void* p) {
+  if (fails_at(PeerFault::wrong, p)) *static_cast<uint8_t*>(loaded) ^= 1;
+}
+
+// Other streams act on memory itself, so no block's view of it counts.
 bool wait_for_count(const uint32_t* counter, uint32_t count, const uint32_t* stop) {
   count_load(counter, sizeof *counter);
   uint32_t seen = 0, stopped = 0;
   std::memcpy(&seen, counter, sizeof seen);
-  if (static_cast<int32_t>(seen - count) >= 0) return true;
+  const bool late = peers_fail && fails_at(PeerFault::late, counter);
+  if (!late && static_cast<int32_t>(seen - count) >= 0) return true;
   count_load(stop, sizeof *stop);
   std::memcpy(&stopped, stop, sizeof stopped);
   if (stopped != 0 || TimeRunsOut::now()) return false;
-  throw Failure{"waited for another device after it had stored", true};
+  const MemoryMap::Allocation* const memory = MemoryMap::get().allocation_of(counter);
+  if (memory && memory->device == running_device) running_stream()->wait_within_device();
+  throw Failure{"waited for another stream after it had stored", true};
 }
 
 void post_count(uint32_t* counter, uint32_t count) {

@@ -14,7 +14,7 @@
 // thread that returns without it, a load_constant of what a kernel wrote since its stream's last
 // copy.
 //
-// A kernel that waits for another device (cuda/device_wait.h) is abandoned where it stands and run
+// A kernel that waits for another stream (cuda/device_wait.h) is abandoned where it stands and run
 // again later, so it waits before it stores anything.
 //
 // With run_blocks_at_once() blocks run interleaved, and see each other's stores as late as CUDA
@@ -139,6 +139,9 @@ bool wait_for_count(const uint32_t* counter, uint32_t count, const uint32_t* sto
 void post_count(uint32_t* counter, uint32_t count);
 // Whether the GPU of the running kernel may lack access to memory; see MemoryMap.
 extern bool owners_matter;
+// Whether a fault is set (emulated_gpu.h, set_peer_fault).
+extern bool peers_fail;
+void spoil_peer_load(void* loaded, const void* p);
 
 inline void check_mask(unsigned mask) {
   if (mask != 0xffffffffu) fail("a warp-level operation has a mask that is not full");
@@ -173,8 +176,11 @@ inline void count_store(const void* p, size_t bytes) {
 }
 
 inline void load_device(void* to, const void* p, size_t bytes) {
-  if (device_memory) return load_shared_by_blocks(to, p, bytes);
-  std::memcpy(to, p, bytes);
+  if (device_memory)
+    load_shared_by_blocks(to, p, bytes);
+  else
+    std::memcpy(to, p, bytes);
+  if (peers_fail) spoil_peer_load(to, p);
 }
 inline void store_device(void* p, const void* from, size_t bytes) {
   if (device_memory) return store_shared_by_blocks(p, from, bytes);

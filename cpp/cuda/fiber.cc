@@ -101,7 +101,7 @@ Fiber::Fiber() {
 
 namespace {
 
-// Stacks of fibers that are gone, for the next ones: a launch that waits for another device throws
+// Stacks of fibers that are gone, for the next ones: a launch that waits for another stream throws
 // its blocks' fibers away each time that it is tried.
 class Stacks {
  public:

@@ -36,6 +36,11 @@ bool MemoryMap::has_range(const char* call, const void* p, size_t bytes) const {
   return true;
 }
 
+const MemoryMap::Allocation* MemoryMap::allocation_of(const void* p) const {
+  const auto it = find(p);
+  return it == allocations_.end() ? nullptr : &it->second;
+}
+
 int MemoryMap::forbidden_owner(int device, const void* p) const {
   if (last_device_ == device && p >= last_begin_ && p < last_end_) return -1;
   const auto it = find(p);

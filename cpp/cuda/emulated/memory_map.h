@@ -27,6 +27,9 @@ class MemoryMap {
   // partly outside.
   bool has_range(const char* call, const void* p, size_t bytes) const;
 
+  // Returns the allocation that has the byte at p; null: none has it.
+  const Allocation* allocation_of(const void* p) const;
+
   // Whether GPUs can access each other's memory (emulated_gpu.h).
   void set_peer_access(bool on) {
     can_access_ = on;

@@ -33,6 +33,10 @@ void Queue::add(Item item) {
   Streams::get().note_progress();
 }
 
+void Queue::wait_within_device() {
+  Streams::get().interleave(device_);
+}
+
 void Queue::run_front() {
   Item item = std::move(items_.front());
   items_.pop_front();
@@ -85,6 +89,7 @@ void Streams::destroy(Queue* queue) noexcept {
   end_of_step();
   queues_.erase(queue);
   if (favourite_ == queue) favourite_ = nullptr;
+  interleaved_.erase(queue->device());
   delete queue;
 }
 
@@ -134,13 +139,26 @@ void Streams::run_until(Queue& target, Done done) {
   }
 }
 
-// Runs one piece of work: of the stream, of one that it waits for, or of another device. Returns
-// false where none is ready.
+void Streams::require_idle(const std::string& call, int device) {
+  if (!lazy_loading_) return;
+  for (bool more = true; more;) {
+    more = false;
+    const std::set<Queue*> all = queues_;
+    for (Queue* queue : all) more = (queues_.count(queue) > 0 && advance(*queue)) || more;
+  }
+  if (!std::all_of(queues_.begin(), queues_.end(), [](Queue* q) { return q->items_.empty(); }))
+    throw_error(ErrorCode::internal, call, " on emulated GPU ", device,
+                " while work there or elsewhere waits for what is launched later");
+}
+
+// Runs one piece of work: of the stream, of one that it waits for, or of one that runs beside it.
+// Returns false where none is ready.
 bool Streams::advance(Queue& target) {
+  const bool interleaved = interleaved_.count(target.device()) > 0;
   std::vector<Queue*> found;
   if (Queue* queue = ready(target)) found.push_back(queue);
   for (Queue* other : queues_) {
-    if (other->device() == target.device()) continue;
+    if (other->device() == target.device() && !interleaved) continue;
     Queue* const queue = ready(*other);
     if (queue && std::find(found.begin(), found.end(), queue) == found.end())
       found.push_back(queue);
@@ -156,7 +174,8 @@ bool Streams::advance(Queue& target) {
       found.erase(std::find(found.begin(), found.end(), &queue));
     }
   }
-  return false;
+  const bool first_wait_within = !interleaved && interleaved_.count(target.device()) > 0;
+  return first_wait_within && advance(target);
 }
 
 // Returns the stream whose next work brings `queue` forward: itself, or the one whose event it
@@ -195,7 +214,7 @@ bool Streams::wait_for_hosts(Queue& target, Done done) {
   return done();
 }
 
-// Work that waits for another device ends with an error of its own; a wait for an event cannot.
+// Work that waits for another stream ends with an error of its own; a wait for an event cannot.
 void Streams::let_time_run_out(Queue& target) {
   ++progress_;
   Queue* const queue = ready(target);

@@ -2,8 +2,9 @@
 //
 // A stream is a queue of closures, which run when the host waits: for the stream, an event or the
 // freeing of memory; a query runs one. The GPUs of a machine compute side by side, so where several
-// have work, a seed chooses which of them proceeds. A closure that fails drops those after it in
-// its stream, and the host's next wait throws its error.
+// have work, a seed chooses which of them proceeds. Streams of one GPU do not, so that a wait that
+// is missing between them shows; they do once a kernel of one waits for a kernel of another one. A
+// closure that fails drops those after it in its stream, and the host's next wait throws its error.
 #pragma once
 
 #include <chrono>
@@ -15,6 +16,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "cuda/emulated_stream.h"
@@ -37,6 +39,7 @@ class Queue final : public StreamQueue {
  public:
   explicit Queue(int device) : device_(device) {}
   int device() const override { return device_; }
+  void wait_within_device() override;
   void enqueue(std::function<void()> work) override;
   void record(std::shared_ptr<Record> record);
   void wait(std::shared_ptr<Record> record);
@@ -77,6 +80,13 @@ class Streams {
   void step(Record& record);               // runs something, if anything can run
   void drain_device(int device) noexcept;  // errors are left to the streams' waits
   void note_progress();
+  // See set_lazy_loading() of emulated_gpu.h: for calls of a host that may wait for all work. Runs
+  // all that can run, and throws where some is left.
+  void set_lazy_loading(bool on) { lazy_loading_ = on; }
+  bool lazy_loading() const { return lazy_loading_; }
+  void require_idle(const std::string& call, int device);
+  // From now on the streams of a device run side by side, until one is destroyed.
+  void interleave(int device) { interleaved_.insert(device); }
 
   // See emulated_gpu.h.
   void set_wait_limit(double seconds) { wait_limit_ = seconds; }
@@ -95,9 +105,11 @@ class Streams {
   std::recursive_mutex mutex_;
   std::condition_variable_any changed_;
   std::set<Queue*> queues_;
+  std::set<int> interleaved_;  // devices whose streams run side by side
   Queue* favourite_ = nullptr;
   uint64_t progress_ = 1;
   double wait_limit_ = 10;
+  bool lazy_loading_ = false;
 };
 
 }  // namespace turbomind::emulator

@@ -216,7 +216,7 @@ void test_a_store_before_a_wait_is_an_error() {
   Pair pair;
   pair.submit(0, 1, 2, true, true);
   CHECK(
-      throws("sum_devices: block (0, 0, 0), thread 0: waited for another device after it had "
+      throws("sum_devices: block (0, 0, 0), thread 0: waited for another stream after it had "
              "stored",
              [&] { pair.devices[0].stream.synchronize(); }));
 }
