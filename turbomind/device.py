@@ -23,7 +23,8 @@ DEVICE_VARIABLE = "TURBOMIND_DEVICE"
 TP_VARIABLE = "TURBOMIND_TP"
 _MAX_TP = (1 << 31) - 1  # of the core; the model allows fewer
 MAX_GPUS = 16  # of one model
-SWITCH_VARIABLES = ("TM_CUDA_OVERLAP", "TM_CUDA_GRAPHS")  # cpp/cuda/gpu_switches.h
+# With their defaults; cpp/cuda/gpu_switches.h.
+SWITCH_VARIABLES = {"TM_CUDA_OVERLAP": "1", "TM_CUDA_GRAPHS": "1", "TM_CUDA_RANK_WAITS": "0"}
 DETERMINISTIC_VARIABLE = "TURBOMIND_DETERMINISTIC"
 _log = logging.getLogger(__name__)
 _GPUS = re.compile(r"(cuda|cuda_emulated)(?::([0-9]{1,4}(?:,[0-9]{1,4})*))?")
@@ -259,11 +260,11 @@ def _count(kind: str) -> int:
 
 def _check_switches() -> None:
     """Refuses values that the core would refuse too, but after which "auto" would take the CPU."""
-    for name in SWITCH_VARIABLES:
+    for name, default in SWITCH_VARIABLES.items():
         if (value := os.environ.get(name, "")) not in _SWITCH:
             raise InvalidRequest(
                 f'the environment variable {name} is "{value}", '
-                "expected 0 (off) or 1 (on, the default)"
+                f"expected 0 (off) or 1 (on); the default is {default}"
             )
 
 

@@ -576,8 +576,8 @@ class Engine:
     def library_note(self) -> str | None:
         """On a GPU: the cuBLASLt in use, or the reason why none is, and what deviated since.
 
-        Deviations are what `TM_CUDA_OVERLAP=0` and `TM_CUDA_GRAPHS=0` switch off, steps that could
-        not be captured and a warm-up that ended early."""
+        Deviations are what `TM_CUDA_OVERLAP=0`, `TM_CUDA_GRAPHS=0` and `TM_CUDA_RANK_WAITS=1`
+        switch, steps that could not be captured and a warm-up that ended early."""
         return self._core.library_note
 
     @property

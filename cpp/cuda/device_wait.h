@@ -2,7 +2,8 @@
 // read.
 //
 // A kernel that waits holds multiprocessors of its device, so what it waits for must be able to run
-// meanwhile: kernels of one device never wait for each other so.
+// meanwhile. Kernels of one device wait for each other in checks alone: in streams of their own, a
+// few blocks at a time, and while no kernel takes places before its turn.
 #pragma once
 
 #include "cuda/kernel.h"

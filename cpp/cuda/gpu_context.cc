@@ -6,9 +6,13 @@ namespace turbomind {
 
 namespace {
 
-std::string off_text(const GpuSwitches& switches) {
+// Returns which switches are not at their defaults.
+std::string text_of(const GpuSwitches& switches) {
   std::string text;
-  if (!switches.overlap) text += "; TM_CUDA_OVERLAP is 0";
+  if (switches.rank_waits)
+    text += "; TM_CUDA_RANK_WAITS is 1";
+  else if (!switches.overlap)
+    text += "; TM_CUDA_OVERLAP is 0";
   if (!switches.graphs) text += "; TM_CUDA_GRAPHS is 0";
   return text;
 }
@@ -28,10 +32,10 @@ struct PinnedBlock {
 GpuContext::GpuContext(const GpuOptions& options, const GpuContext* same)
     : switches_(read_gpu_switches()),
       gpu_(same ? same->gpu_ : open_gpu(options.kind, options.index)),
-      stream_(same ? same->stream_ : std::make_shared<GpuStream>(*gpu_)),
+      stream_(same && !switches_.rank_waits ? same->stream_ : std::make_shared<GpuStream>(*gpu_)),
       deterministic_(options.deterministic) {
   if (options.deterministic || options.kind == GpuKind::emulated) {
-    library_note_ = "our own kernels" + off_text(switches_);
+    library_note_ = "our own kernels" + text_of(switches_);
     return;
   }
   library_workspace_ = DeviceBuffer(*gpu_, kLibraryWorkspace);
@@ -39,7 +43,7 @@ GpuContext::GpuContext(const GpuOptions& options, const GpuContext* same)
   library_ = CublasLt::open(
       options.library_folders, library_workspace_.data(), kLibraryWorkspace,
       [this](const std::string& text) { add_note(text); }, &why);
-  library_note_ = (library_ ? library_->path() : why) + off_text(switches_);
+  library_note_ = (library_ ? library_->path() : why) + text_of(switches_);
 }
 
 std::string GpuContext::library_note() const {

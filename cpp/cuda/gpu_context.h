@@ -35,8 +35,8 @@ class GpuState {
 // Used by the thread that runs the model's steps.
 class GpuContext {
  public:
-  // With `same`, of the same GPU, the two share the GPU and the stream, and may be used by a thread
-  // each.
+  // With `same`, of the same GPU, the two share the GPU and, unless GpuSwitches::rank_waits is on,
+  // the stream. They may be used by a thread each.
   explicit GpuContext(const GpuOptions& options, const GpuContext* same = nullptr);
 
   Gpu& gpu() const { return *gpu_; }

@@ -1,5 +1,5 @@
-// Environment variables that switch parts of the GPU backend off, to find the part that a wrong
-// result or a slow step comes from. They change no result.
+// Environment variables that switch parts of the GPU backend off or on, to find the part that a
+// wrong result or a slow step comes from. They change no result.
 #pragma once
 
 namespace turbomind {
@@ -10,10 +10,14 @@ struct GpuSwitches {
   bool overlap = true;
   // TM_CUDA_GRAPHS: decode steps are captured as graphs (model/device/step_graphs.h).
   bool graphs = true;
+  // TM_CUDA_RANK_WAITS, for checks: ranks on one GPU have a stream each, and their kernels wait for
+  // each other as those of several GPUs do (model/parallel/gpu_exchange.h). `overlap` is then off:
+  // a kernel that takes places before its turn could keep the other rank's kernels from them.
+  bool rank_waits = false;
 };
 
-// Reads the environment: "0" switches off, "1" or nothing on. Throws Error(invalid_request) for
-// other values.
+// Reads the environment: "0" switches off, "1" on, and nothing is the value above. Throws
+// Error(invalid_request) for other values.
 GpuSwitches read_gpu_switches();
 
 }  // namespace turbomind

@@ -191,6 +191,13 @@ void check(const char* op, const DeviceExchange& e) {
     throw_error(ErrorCode::internal, op, ": got no counters, expected those of all ranks");
 }
 
+// Waits in one block where the kernel that follows is too large to wait. It is also launched where
+// nothing waits, so that it is loaded with the kernels of such a step.
+void meet_before(StreamHandle stream, const DeviceExchange& e, dim3 grid) {
+  if (e.most_waiting > 0 && int64_t{grid.x} * grid.y > e.most_waiting)
+    launch<meet_only>(stream, dim3(1), kWarp, 0, e);
+}
+
 int blocks_of(int cols) {
   return (cols + kColsPerBlock - 1) / kColsPerBlock;
 }
@@ -198,6 +205,7 @@ int blocks_of(int cols) {
 template <typename T>
 void launch_normed(StreamHandle stream, const DeviceRankSum& s) {
   const dim3 grid(static_cast<unsigned>(s.rows));
+  meet_before(stream, s.exchange, grid);
   if (s.cols <= kHeldCols)
     launch<rank_sum_norm_rows<T>>(stream, grid, kThreads, kNormSums, s);
   else
@@ -218,6 +226,7 @@ void sum(StreamHandle stream, const DeviceRankSum& s) {
                 " columns");
   if (!n.y) {
     const dim3 grid(static_cast<unsigned>(s.rows), static_cast<unsigned>(blocks_of(s.cols)));
+    meet_before(stream, s.exchange, grid);
     return launch<rank_sum_rows>(stream, grid, kThreads, 0, s);
   }
   switch (n.y_dtype) {
@@ -246,12 +255,13 @@ void columns(StreamHandle stream, const DeviceRankColumns& c) {
   if (!c.y) return launch<meet_only>(stream, dim3(1), kWarp, 0, c.exchange);
   const int blocks = blocks_of(widest);
   const dim3 grid(static_cast<unsigned>(c.rows), static_cast<unsigned>(blocks * c.exchange.ranks));
+  meet_before(stream, c.exchange, grid);
   launch<rank_columns>(stream, grid, kThreads, 0, c);
 }
 
 void meet(StreamHandle stream, const DeviceExchange& e) {
   check("rank_meet", e);
-  if (e.waits) launch<meet_only>(stream, dim3(1), kWarp, 0, e);
+  launch<meet_only>(stream, dim3(1), kWarp, 0, e);
 }
 
 }  // namespace

@@ -30,6 +30,9 @@ struct DeviceExchange {
   uint32_t* missing = nullptr;  // pinned memory: becomes 1 + the first rank that did not come in
                                 // time, and *stop then 1, so that no later wait of any rank lasts
   uint64_t limit_ns = 0;        // of a wait
+  // Where ranks share a GPU, the blocks that may wait at once: a larger kernel follows one block
+  // that waits for it. 0: any number.
+  int32_t most_waiting = 0;
 };
 
 // x = scale * (the sum of `parts` in their order), or x += it where `add`, float32; then the norm's

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from gpu.settings import Settings
 
 import turbomind
 
+ONE_GPU = ["cuda:0,0", "cuda:0,0"]  # in turns, and waiting
 RANKS = [Group("one rank", "cpu", 1), Group("two ranks", "cpu", 2)]
 
 
@@ -56,10 +58,16 @@ def test_emulated_gpus_have_ranks_in_turns_and_each_its_own(
 ) -> None:
     monkeypatch.setattr(group, "groups_of", groups_of)
     result = group.run_phase(settings, "tiny")
-    assert (result["error"], len(result["checks"])) == ("", 10)
+    assert (result["error"], len(result["checks"])) == ("", 14)
     assert {engine["device"] for engine in result["engines"].values()} == {
         "cuda_emulated", "cuda_emulated:0,0", "cuda_emulated:0,1",
     }  # fmt: skip
+    assert {
+        name
+        for name, engine in result["engines"].items()
+        if f"{group.RANK_WAITS} is 1" in engine["library_note"]
+    } == {"two ranks waiting on one GPU", "two ranks waiting on one GPU, deterministic"}
+    assert group.RANK_WAITS not in os.environ
 
 
 def test_logits_of_ranks_that_differ_are_found(
@@ -91,11 +99,11 @@ def test_tokens_that_depend_on_the_batch_are_found(
 @pytest.mark.parametrize(
     ("gpus", "most", "devices"),
     [
-        (1, 8, ["cuda", "cuda:0,0"]),
-        (2, 8, ["cuda", "cuda:0,0", "cuda:0,1"]),
-        (3, 8, ["cuda", "cuda:0,0", "cuda:0,1"]),
-        (8, 8, ["cuda", "cuda:0,0", "cuda:0,1,2,3,4,5,6,7"]),
-        (8, 4, ["cuda", "cuda:0,0", "cuda:0,1,2,3"]),
+        (1, 8, ["cuda", *ONE_GPU]),
+        (2, 8, ["cuda", *ONE_GPU, "cuda:0,1"]),
+        (3, 8, ["cuda", *ONE_GPU, "cuda:0,1"]),
+        (8, 8, ["cuda", *ONE_GPU, "cuda:0,1,2,3,4,5,6,7"]),
+        (8, 4, ["cuda", *ONE_GPU, "cuda:0,1,2,3"]),
     ],
 )
 def test_each_gpu_has_a_rank(

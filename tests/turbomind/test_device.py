@@ -296,13 +296,15 @@ def test_an_engine_on_a_gpu_is_closed_before_the_driver_goes(model):
 def test_unknown_values_of_switches_are_refused(name, model, emulated_gpu, monkeypatch):
     """Also where "auto" would take the CPU instead of a GPU that does not open."""
     monkeypatch.setenv(name, "no")
-    expected = rf'variable {name} is "no", expected 0 \(off\) or 1 \(on, the default\)'
+    default = SWITCH_VARIABLES[name]
+    expected = rf'{name} is "no", expected 0 \(off\) or 1 \(on\); the default is {default}'
     for device in ("auto", "cuda_emulated"):
         with pytest.raises(InvalidRequest, match=expected):
             Engine(model(), device=device, **SMALL)
-    monkeypatch.setenv(name, "0")
-    with Engine(model(), device="cuda_emulated", **SMALL) as engine:
-        assert f"{name} is 0" in engine.library_note
+    for value in ("0", "1"):
+        monkeypatch.setenv(name, value)
+        with Engine(model(), device="cuda_emulated", **SMALL) as engine:
+            assert (f"{name} is {value}" in engine.library_note) == (value != default)
 
 
 def test_an_import_does_not_start_a_driver():

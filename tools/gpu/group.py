@@ -1,13 +1,15 @@
 """Phases `group:MODEL`: a model on several ranks (tensor parallelism) beside the same on one.
 
-Two ranks take turns on one GPU, which checks their kernels and sums on any machine; then each GPU
-has a rank. The other phases use one GPU.
+Two ranks take turns on one GPU, which checks their kernels and sums on any machine; then the two
+wait for each other there, as the ranks of several GPUs do; then each GPU has a rank. The other
+phases use one GPU.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,6 +28,7 @@ from .settings import Settings, write_json
 from .shapes import MODELS, write_config
 
 Floats = npt.NDArray[np.float32]
+RANK_WAITS = "TM_CUDA_RANK_WAITS"
 
 
 @dataclass(frozen=True)
@@ -45,11 +48,15 @@ TINY = Plan((5, 70), 3, 12, (1, 2), 6, 20)
 
 @dataclass(frozen=True)
 class Group:
-    """The ranks of an engine: their name in the record, and the engine's options."""
+    """The ranks of an engine: their name in the record, and the engine's options.
+
+    `waits`: ranks on one GPU wait for each other, instead of taking turns.
+    """
 
     name: str
     device: str
     ranks: int
+    waits: bool = False
 
 
 def groups_of(settings: Settings, most: int) -> list[Group]:
@@ -60,7 +67,11 @@ def groups_of(settings: Settings, most: int) -> list[Group]:
         most: The largest number of ranks that the model can have.
     """
     first = f"{settings.device}:0"
-    groups = [Group("one rank", settings.device, 1), Group("two ranks on one GPU", f"{first},0", 2)]
+    groups = [
+        Group("one rank", settings.device, 1),
+        Group("two ranks in turns on one GPU", f"{first},0", 2),
+        Group("two ranks waiting on one GPU", f"{first},0", 2, waits=True),
+    ]
     count = gpu_count(settings)
     ranks = 1 << (min(count, most).bit_length() - 1)  # powers of 2 divide heads and KV heads
     if ranks > 1:
@@ -74,6 +85,19 @@ def groups_of(settings: Settings, most: int) -> list[Group]:
 def gpu_count(settings: Settings) -> int:
     """Returns the number of GPUs; the emulator makes two."""
     return 2 if settings.emulated else sum(gpu.kind == "cuda" for gpu in _C.gpu_devices())
+
+
+@contextlib.contextmanager
+def rank_waits(on: bool) -> Iterator[None]:
+    """Sets the switch that a GPU reads when an engine opens, and then what it was before."""
+    before = os.environ.get(RANK_WAITS)
+    os.environ[RANK_WAITS] = "1" if on else "0"
+    try:
+        yield
+    finally:
+        os.environ.pop(RANK_WAITS)
+        if before is not None:
+            os.environ[RANK_WAITS] = before
 
 
 class Lab:
@@ -116,18 +140,19 @@ class Lab:
         start = time.perf_counter()
         plan = self.plan
         tokens = max(plan.batches) * (plan.context + 2 * plan.steps + 192) + 4 * plan.prefill
-        engine = turbomind.Engine(
-            write_config(self.shape, Path(self.settings.work)),
-            device=group.device,
-            tp=group.ranks,
-            dtype="bfloat16",
-            load_format="dummy",
-            max_batch_size=max(plan.batches),
-            cache_memory=4 * tokens * self.shape.kv_bytes_per_token() + (1 << 20),
-            deterministic=deterministic,
-            warm_up=False,
-            threads=1 if self.settings.tiny else None,
-        )
+        with rank_waits(group.waits):
+            engine = turbomind.Engine(
+                write_config(self.shape, Path(self.settings.work)),
+                device=group.device,
+                tp=group.ranks,
+                dtype="bfloat16",
+                load_format="dummy",
+                max_batch_size=max(plan.batches),
+                cache_memory=4 * tokens * self.shape.kv_bytes_per_token() + (1 << 20),
+                deterministic=deterministic,
+                warm_up=False,
+                threads=1 if self.settings.tiny else None,
+            )
         try:
             yield engine
         finally:
@@ -149,7 +174,7 @@ def run_phase(settings: Settings, model: str) -> dict[str, Any]:
     """Checks and measures each group; the first has one rank."""
     lab = Lab(settings, model)
     groups = groups_of(settings, MODELS[model].kv_heads)
-    if len(groups) == 2:
+    if len(groups) == 3:
         lab.result["skipped"] = "a rank on each GPU: there is one GPU"
     for group in groups:
         with lab.engine(group, deterministic=True) as engine:

@@ -26,7 +26,7 @@ CHECKED_BY = {
     "cpp/ops/logprobs_cuda.cu": ("cuda_logprobs_test",),
     "cpp/ops/next_tokens_cuda.cu": ("cuda_next_tokens_test",),
     "cpp/ops/norm_cuda.cu": ("cuda_small_ops_test",),
-    "cpp/ops/rank_sum_cuda.cu": ("cuda_rank_sum_test",),
+    "cpp/ops/rank_sum_cuda.cu": ("cuda_rank_sum_test", "cuda_rank_waits_test"),
     "cpp/ops/rope_kv_cuda.cu": ("cuda_rope_test",),
     "cpp/ops/routing_cuda.cu": ("cuda_experts_test",),
     "cpp/ops/rows_cuda.cu": ("cuda_small_ops_test",),
@@ -36,7 +36,7 @@ CHECKED_BY = {
 }
 
 # Programs that check whole models.
-MORE = ("cuda_model_test", "cuda_overlap_test")
+MORE = ("cuda_model_test", "cuda_overlap_test", "cuda_ranks_test")
 
 NOT_COMPILED = {"cuda/kernel_emulated.h"}  # by nvcc
 # Host files that launch every kernel, and those that choose the algorithm of a folder's products.

@@ -13,6 +13,9 @@ namespace {
 
 constexpr uint64_t kWaitNanoseconds = 10'000'000'000;
 constexpr size_t kCounterBytes = 256;  // of a line of its own
+// Of ranks on one GPU: fewer than its multiprocessors, so that the kernels that are waited for find
+// some of them free.
+constexpr int kMostWaitingBlocks = 64;
 
 std::atomic_ref<uint32_t> shared_flag(uint32_t& flag) {
   return std::atomic_ref<uint32_t>(flag);
@@ -31,7 +34,8 @@ GpuExchange::GpuExchange(std::vector<GpuContext*> gpus, int64_t widest,
                          std::vector<RowRange> vocabulary)
     : widest_(widest),
       vocabulary_(std::move(vocabulary)),
-      turns_(&gpus[0]->gpu() == &gpus[1]->gpu()
+      one_gpu_(&gpus[0]->gpu() == &gpus[1]->gpu()),
+      turns_(gpus[0]->handle() == gpus[1]->handle()
                  ? std::make_unique<RankExchange>(static_cast<int>(gpus.size()))
                  : nullptr),
       peers_(connect(gpus)),
@@ -118,6 +122,7 @@ DeviceExchange GpuExchange::meeting(int rank, uint32_t number) const {
   e.stop = &flag(0);
   e.missing = &flag(1 + rank);
   e.limit_ns = kWaitNanoseconds;
+  e.most_waiting = one_gpu_ && e.waits ? kMostWaitingBlocks : 0;
   return e;
 }
 

@@ -3,7 +3,8 @@
 //
 // The memory is device memory of each rank where all GPUs can use each other's, else pinned memory
 // of the host. Ranks on one GPU, for checks, take turns on one stream: their host threads wait for
-// each other instead of the kernels (model/parallel/rank_exchange.h).
+// each other instead of the kernels (model/parallel/rank_exchange.h). Where GpuSwitches::rank_waits
+// is on, each has a stream of its own instead, and its kernels wait as on several GPUs.
 #pragma once
 
 #include <cstdint>
@@ -22,11 +23,12 @@ namespace turbomind {
 
 class GpuExchange {
  public:
-  // The contexts stay alive, and those of one GPU have the same stream. `widest`: columns of a sum;
+  // The contexts stay alive. They are of different GPUs, or all of one. `widest`: columns of a sum;
   // `vocabulary`: the columns of the logits that each rank computes.
   GpuExchange(std::vector<GpuContext*> gpus, int64_t widest, std::vector<RowRange> vocabulary);
 
   int ranks() const { return static_cast<int>(ranks_.size()); }
+  bool one_gpu() const { return one_gpu_; }
   bool takes_turns() const { return turns_ != nullptr; }
   // Has memory for steps of so many tokens and sampled rows. Waits for all ranks where it has to
   // grow.
@@ -90,6 +92,7 @@ class GpuExchange {
   std::vector<RankState> ranks_;
   const int64_t widest_;
   const std::vector<RowRange> vocabulary_;
+  const bool one_gpu_;
   const std::unique_ptr<RankExchange> turns_;  // null: kernels wait
   const bool peers_;
   PinnedBuffer flags_;

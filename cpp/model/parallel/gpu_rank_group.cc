@@ -33,7 +33,7 @@ class GpuRankGroup final : public RankGroup, public StepOutputs {
   int64_t free_bytes() const override {
     int64_t least = rank(0).free_bytes();
     for (int r = 1; r < size(); ++r) least = std::min(least, rank(r).free_bytes());
-    return exchange_->takes_turns() ? least : least * size();
+    return exchange_->one_gpu() ? least : least * size();
   }
   WarmUp warm_up(const StepLimits& most, double seconds) override {
     return warm_up_device(*this, *context().gpu, most, seconds);

@@ -171,16 +171,17 @@ void test_switches() {
 }
 
 void test_unknown_values_of_switches() {
-  for (const char* name : {"TM_CUDA_OVERLAP", "TM_CUDA_GRAPHS"}) {
-    const Variable variable(name, "off");
+  for (const std::string name : {"TM_CUDA_OVERLAP", "TM_CUDA_GRAPHS", "TM_CUDA_RANK_WAITS"}) {
+    const Variable variable(name.c_str(), "off");
+    const char* const otherwise = name == "TM_CUDA_RANK_WAITS" ? "0" : "1";
     std::string error;
     try {
       make_model(small_config());
     } catch (const Error& e) {
       error = e.what();
     }
-    EXPECT(error == "the environment variable " + std::string(name) +
-                        " is \"off\", expected 0 (off) or 1 (on, the default)",
+    EXPECT(error == "the environment variable " + name +
+                        " is \"off\", expected 0 (off) or 1 (on); the default is " + otherwise,
            error);
   }
 }

@@ -105,8 +105,8 @@ class Bench {
     written_.resize(sequences);
   }
 
-  // Computes counts[s] more tokens of each sequence and returns the logits of all of them.
-  std::vector<float> step(const std::vector<int>& counts, const StepCancel* cancel = nullptr) {
+  // The step that computes counts[s] more tokens of each sequence, with the logits of all of them.
+  StepBatch batch(const std::vector<int>& counts) const {
     StepBatch batch;
     for (size_t s = 0; s < counts.size(); ++s) {
       if (counts[s] == 0) continue;
@@ -122,6 +122,12 @@ class Bench {
         batch.positions.push_back(static_cast<int32_t>(written_[s] + i));
       }
     }
+    return batch;
+  }
+
+  // Computes it and returns the logits.
+  std::vector<float> step(const std::vector<int>& counts, const StepCancel* cancel = nullptr) {
+    const StepBatch batch = this->batch(counts);
     std::vector<float> logits(batch.sample_rows.size() * model_.vocab(), NAN);
     complete = model_.forward(batch, logits.data(), cancel);
     if (complete)

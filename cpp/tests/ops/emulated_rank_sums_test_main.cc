@@ -1,4 +1,4 @@
-// The values of exchanges of ranks on two and three emulated GPUs, and in one stream of one: sums
+// The values of exchanges of ranks on two and three emulated GPUs, and in streams of one: sums
 // against loops in float32, norms against doubles and, bit for bit, against the norm's own kernel.
 #include <cmath>
 #include <cstring>
@@ -266,6 +266,10 @@ void test_pinned() {
   check_sums(3, Place::pinned);
 }
 
+void test_streams() {
+  check_sums(3, Place::streams);
+}
+
 // Blocks interleave and see each other's stores late.
 void test_blocks_at_once() {
   emulator::run_blocks_at_once(4);
@@ -342,6 +346,10 @@ void test_columns_of_peers() {
   check_all_columns(Place::pinned);
 }
 
+void test_columns_of_streams() {
+  check_all_columns(Place::streams);
+}
+
 // ---- Sizes out of range.
 
 void test_refused_sums() {
@@ -409,9 +417,10 @@ void test_refused_columns() {
 
 int main(int argc, char** argv) {
   using namespace turbomind;
-  return run_cases(
-      argc, argv,
-      {TM_CASE(test_one_stream), TM_CASE(test_any_width_without_norm), TM_CASE(test_peers),
-       TM_CASE(test_pinned), TM_CASE(test_blocks_at_once), TM_CASE(test_columns_in_one_stream),
-       TM_CASE(test_columns_of_peers), TM_CASE(test_refused_sums), TM_CASE(test_refused_columns)});
+  return run_cases(argc, argv,
+                   {TM_CASE(test_one_stream), TM_CASE(test_any_width_without_norm),
+                    TM_CASE(test_peers), TM_CASE(test_pinned), TM_CASE(test_streams),
+                    TM_CASE(test_blocks_at_once), TM_CASE(test_columns_in_one_stream),
+                    TM_CASE(test_columns_of_peers), TM_CASE(test_columns_of_streams),
+                    TM_CASE(test_refused_sums), TM_CASE(test_refused_columns)});
 }

@@ -1,5 +1,5 @@
-// The order of exchanges on several emulated GPUs: steps whose counts grow, captured steps, ranks
-// that never come, and the faults that the seeds must show.
+// The order of exchanges on several emulated GPUs and in streams of one: steps whose counts grow,
+// captured steps, ranks that never come, and the faults that the seeds must show.
 #include <algorithm>
 #include <memory>
 #include <vector>
@@ -101,7 +101,7 @@ bool run_steps(TestRanks& ranks, uint64_t seed, const Run& run) {
 }
 
 void test_steps() {
-  for (const Place place : {Place::peers, Place::pinned})
+  for (const Place place : {Place::peers, Place::pinned, Place::streams, Place::pinned_streams})
     for (const int count : {2, 3}) {
       TestRanks ranks(count, place, 256);
       for (uint64_t seed = 0; seed < 30; ++seed)
@@ -121,8 +121,8 @@ void test_steps_with_blocks_at_once() {
 
 // What the seeds are for: they show a wait that is not there and a buffer that is not doubled.
 void test_faults_show() {
-  for (const int count : {2, 3}) {
-    TestRanks ranks(count, Place::peers, 256);
+  for (const Place place : {Place::peers, Place::streams}) {
+    TestRanks ranks(place == Place::peers ? 2 : 3, place, 256);
     int without_wait = 0, one_buffer = 0;
     for (uint64_t seed = 0; seed < 30; ++seed) {
       without_wait += !run_steps(ranks, seed, {false, 2, 0});

@@ -1,6 +1,6 @@
-// A group of ranks for drivers of their exchanges: on a GPU each, or one after another in one
-// stream of one GPU. Each rank has two buffers of parts, which hold what a copy in the rank's
-// stream brings there.
+// A group of ranks for drivers of their exchanges: on a GPU each, in a stream each of one GPU, or
+// one after another in one stream. Each rank has two buffers of parts, which hold what a copy in
+// the rank's stream brings there.
 #pragma once
 
 #include <algorithm>
@@ -19,12 +19,20 @@ namespace turbomind {
 TM_GPU_TABLE(NormCuda, kNormCuda, norm_cuda)
 TM_GPU_TABLE(RankSumCuda, kRankSumCuda, rank_sum_cuda)
 
-// Where the ranks run, and the memory of their parts and counters.
-enum class Place { peers, pinned, one_stream };
+// Where the ranks run, and the memory of their parts and counters: that of the GPU or, where the
+// name says so, of the host.
+enum class Place { peers, pinned, streams, pinned_streams, one_stream };
 
 constexpr const char* place_name(Place place) {
-  constexpr const char* kNames[] = {"peers", "pinned", "one stream"};
+  constexpr const char* kNames[] = {"peers", "peers, pinned memory", "streams of one GPU",
+                                    "streams of one GPU, pinned memory", "one stream"};
   return kNames[static_cast<int>(place)];
+}
+constexpr bool is_pinned(Place place) {
+  return place == Place::pinned || place == Place::pinned_streams;
+}
+constexpr bool has_gpus(Place place) {  // one for each rank
+  return place == Place::peers || place == Place::pinned;
 }
 
 struct TestRank {
@@ -73,18 +81,19 @@ class TestRanks {
  public:
   // Room for `floats` in each buffer of parts.
   TestRanks(int ranks, Place place, size_t floats) : place_(place) {
-    const int gpus = place == Place::one_stream ? 1 : ranks;
+    const int gpus = has_gpus(place) ? ranks : 1;
+    const int streams = place == Place::one_stream ? 1 : ranks;
     for (int g = 0; g < gpus; ++g) gpus_.push_back(open_gpu(kind(), g));
+    for (int s = 0; s < streams; ++s) streams_.emplace_back(*gpus_[s % gpus]);
     for (const auto& gpu : gpus_) {
-      streams_.emplace_back(*gpu);
+      gpu->set_overlap(false);
       for (const auto& other : gpus_) gpu->enable_access(*other);
     }
     words_ = PinnedBuffer(*gpus_[0], 256);
     std::fill_n(words_.as<uint32_t>(), 64, 0u);
     for (int r = 0; r < ranks; ++r) {
-      const int g = r % gpus;
-      ranks_.push_back(
-          std::make_unique<TestRank>(*gpus_[g], streams_[g], place == Place::pinned, floats));
+      ranks_.push_back(std::make_unique<TestRank>(*gpus_[r % gpus], streams_[r % streams],
+                                                  is_pinned(place), floats));
     }
     set_counters(0);
   }
@@ -118,7 +127,8 @@ class TestRanks {
     e.own = r;
     e.waits = place_ != Place::one_stream;
     e.number = number;
-    e.limit_ns = 1000000000;
+    e.limit_ns = 2'000'000'000;
+    e.most_waiting = has_gpus(place_) ? 0 : 64;
     if (!e.waits) return e;
     for (int i = 0; i < size(); ++i) e.counters[i] = ranks_[i]->counter;
     e.base = ranks_[r]->base.as<uint32_t>();

@@ -1,4 +1,4 @@
-"""Engines whose ranks are on emulated GPUs of their own, or take turns on one."""
+"""Engines whose ranks are on emulated GPUs of their own, or on one, in turns or waiting."""
 
 from __future__ import annotations
 
@@ -37,6 +37,12 @@ def model(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
+@pytest.fixture
+def rank_waits(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Switches if ranks on one GPU wait for each other, in engines that are opened later."""
+    return lambda on: monkeypatch.setenv("TM_CUDA_RANK_WAITS", "1" if on else "0")
+
+
 # Each part of a layer is cut in one of them: KV heads that are replicated, windows, biases, norms
 # of all kinds, experts with and without an MLP, sinks, KV of earlier layers, per-layer inputs.
 MODELS = ("qwen2", "gemma2", "gemma3", "granite", "smollm3_window", "qwen2_moe", "gpt_oss",
@@ -46,16 +52,17 @@ MODELS = ("qwen2", "gemma2", "gemma3", "granite", "smollm3_window", "qwen2_moe",
 @pytest.mark.parametrize(
     ("name", "device"),
     [
-        ("llama_gqa", "cuda_emulated:0,0"),
+        *((name, "cuda_emulated:0,0") for name in ("llama_gqa", "gemma3")),
         *((name, "cuda_emulated:2,1") for name in MODELS),
         *((name, "cuda_emulated:3,1,0,2") for name in MODELS),
     ],
 )
 def test_logits_are_those_of_the_reference(
-    name: str, device: str, zoo: Zoo, open_engine: Open
+    name: str, device: str, zoo: Zoo, open_engine: Open, rank_waits: Callable[[bool], None]
 ) -> None:
     """Within the error of weights rounded to bfloat16, as with one rank."""
     tp = device.count(",") + 1
+    rank_waits(True)
     engine = open_engine(zoo.folder(name), **SMALL, device=device, tp=tp)
     assert (engine.device, engine.tp) == (device, tp)
     reference, ids = zoo.model(name), prompt(70, engine.vocab_size)
@@ -64,10 +71,19 @@ def test_logits_are_those_of_the_reference(
     assert relative(engine.logits(ids), wanted) < bound < 0.25
 
 
-def test_the_gpus_do_not_change_the_results(model: Callable[..., Path], open_engine: Open) -> None:
+def test_the_gpus_do_not_change_the_results(
+    model: Callable[..., Path], open_engine: Open, rank_waits: Callable[[bool], None]
+) -> None:
     """Only the number of ranks does, which the fingerprint has."""
     found = []
-    for device in ("cuda_emulated:0,1", "cuda_emulated:3,2", "cuda_emulated:1,1", "cuda_emulated"):
+    for device, waits in (
+        ("cuda_emulated:0,1", False),
+        ("cuda_emulated:3,2", False),
+        ("cuda_emulated:1,1", False),
+        ("cuda_emulated:1,1", True),
+        ("cuda_emulated", False),
+    ):
+        rank_waits(waits)
         engine = open_engine(model(), **DUMMY, device=device, tp=2)
         ids = prompt(70, engine.vocab_size)
         done = engine.generate(ids, **GREEDY, logprobs=3)
@@ -151,13 +167,16 @@ def test_what_gpus_refuse_is_refused_before_weights_are_read(
         Engine(model(**large), **options)
 
 
+@pytest.mark.parametrize("device", ["cuda_emulated:0,1", "cuda_emulated:0,0"])
 def test_requests_of_several_sequences_and_kinds(
-    model: Callable[..., Path], open_engine: Open
+    device: str,
+    model: Callable[..., Path],
+    open_engine: Open,
+    rank_waits: Callable[[bool], None],
 ) -> None:
     """Sequences that run together have the tokens that each has alone; choices differ."""
-    engine = open_engine(
-        model(), **DUMMY, device="cuda_emulated:0,1", tp=2, max_batch_size=3, prefill_chunk=32
-    )
+    rank_waits(True)
+    engine = open_engine(model(), **DUMMY, device=device, tp=2, max_batch_size=3, prefill_chunk=32)
     prompts = [prompt(n, engine.vocab_size) for n in (5, 40, 90)]
     alone = [engine.generate(ids, **GREEDY, logprobs=2) for ids in prompts]
     together = [engine.stream(ids, **GREEDY, logprobs=2) for ids in prompts]
@@ -177,12 +196,18 @@ def test_requests_of_several_sequences_and_kinds(
     assert engine.generate(prompts[1], **GREEDY).token_ids == alone[1].token_ids
 
 
+@pytest.mark.parametrize("device", ["cuda_emulated:0,1", "cuda_emulated:0,0"])
 def test_pages_of_all_ranks_return_from_lower_tiers(
-    tmp_path: Path, model: Callable[..., Path], open_engine: Open
+    device: str,
+    tmp_path: Path,
+    model: Callable[..., Path],
+    open_engine: Open,
+    rank_waits: Callable[[bool], None],
 ) -> None:
     """Also in the next engine, and there on other GPUs."""
+    rank_waits(True)
     options: dict[str, Any] = {**DUMMY, "tp": 2, "page_folder": tmp_path / "pages"}
-    engine = open_engine(model(), **options, device="cuda_emulated:0,1", host_memory="4MiB")
+    engine = open_engine(model(), **options, device=device, host_memory="4MiB")
     params = {**GREEDY, "logprobs": 5}
     ids = prompt(230, engine.vocab_size)
 
