@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "cuda/gpu_context.h"
 #include "cuda/seq_arrays.h"
+#include "linear/linear_cuda.h"
 #include "ops/attention_cuda.h"
 #include "ops/next_tokens.h"
 
@@ -31,6 +32,39 @@ struct Places {
     return at;
   }
 };
+
+// What decides how a step is padded and launched.
+struct StepShape {
+  int64_t tokens = 0, samples = 0, seqs = 0;  // with padding
+  int64_t most_keys = 0;                      // of a sequence
+  bool decode = false, chunks = false;        // as in LaunchKind
+  StepKey key;
+};
+
+StepShape shape_of(const StepBatch& batch) {
+  StepShape shape;
+  shape.tokens = static_cast<int64_t>(batch.token_ids.size());
+  shape.samples = static_cast<int64_t>(batch.sample_rows.size());
+  shape.seqs = static_cast<int64_t>(batch.rows.size());
+  for (const StepRow& row : batch.rows) {
+    shape.most_keys = std::max(shape.most_keys, row.kv_begin + row.q_len);
+    (row.q_len == 1 ? shape.decode : shape.chunks) = true;
+  }
+  if (!shape.chunks && shape.tokens == shape.seqs && shape.samples == shape.seqs) {
+    const int64_t pages = (shape.most_keys + kPageTokens - 1) / kPageTokens;
+    shape.key = {row_bucket(static_cast<int>(shape.seqs)), page_bucket(static_cast<int>(pages))};
+    shape.tokens = shape.samples = shape.seqs = shape.key.rows;
+    shape.most_keys = int64_t{shape.key.pages} * kPageTokens;
+  }
+  return shape;
+}
+
+// Our own kernels are chosen by tiles of 16 rows and by how many blocks there are.
+int64_t rounded_rows(int64_t rows, bool library) {
+  if (library && rows > kSkinnyRows) return rows;
+  const auto power = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(rows)));
+  return round_up(rows, std::max<int64_t>(16, power / 8));
+}
 
 class StepArrays final : public DeviceStepArrays {
  public:
@@ -89,30 +123,12 @@ class StepArrays final : public DeviceStepArrays {
   }
 
   void measure(const StepBatch& batch) {
-    tokens_ = static_cast<int64_t>(batch.token_ids.size());
-    samples_ = static_cast<int64_t>(batch.sample_rows.size());
-    seqs_ = static_cast<int64_t>(batch.rows.size());
-    bool decode = tokens_ == seqs_ && samples_ == seqs_;
-    int64_t most = 0;
-    bounds_ = {};
-    bounds_.decode = bounds_.chunks = false;
-    for (const StepRow& row : batch.rows) {
-      most = std::max(most, row.kv_begin + row.q_len);
-      (row.q_len == 1 ? bounds_.decode : bounds_.chunks) = true;
-      decode = decode && row.q_len == 1;
-    }
-    const int pages = static_cast<int>((most + kPageTokens - 1) / kPageTokens);
-    key_ = {};
-    max_pages_ = pages;
-    if (decode) {
-      key_ = {row_bucket(static_cast<int>(seqs_)), page_bucket(pages)};
-      max_pages_ = key_.pages;
-      tokens_ = samples_ = seqs_ = key_.rows;
-      most = int64_t{key_.pages} * kPageTokens;
-    }
-    bounds_.num_seqs = static_cast<int>(seqs_);
-    bounds_.tokens = static_cast<int>(tokens_);
-    bounds_.most_keys = most;
+    const StepShape shape = shape_of(batch);
+    tokens_ = shape.tokens, samples_ = shape.samples, seqs_ = shape.seqs;
+    key_ = shape.key;
+    max_pages_ = (shape.most_keys + kPageTokens - 1) / kPageTokens;
+    bounds_ = {static_cast<int>(seqs_), static_cast<int>(tokens_), shape.most_keys, shape.decode,
+               shape.chunks};
   }
 
   void place() {
@@ -231,6 +247,19 @@ int row_bucket(int rows) {
 
 int page_bucket(int pages) {
   return std::max(kFewestPages, static_cast<int>(std::bit_ceil(static_cast<unsigned>(pages))));
+}
+
+LaunchKind launch_kind(const StepBatch& batch, bool library, bool profiled) {
+  const StepShape shape = shape_of(batch);
+  const int64_t pages = (shape.most_keys + kPageTokens - 1) / kPageTokens;
+  return {rounded_rows(shape.tokens, library),
+          rounded_rows(shape.samples, library),
+          row_bucket(static_cast<int>(shape.seqs)),
+          page_bucket(static_cast<int>(pages)),
+          shape.decode,
+          shape.chunks,
+          !batch.token_from.empty(),
+          profiled};
 }
 
 StepLimits padded_limits(const StepLimits& most) {

@@ -17,6 +17,20 @@ struct StepKey {
   auto operator<=>(const StepKey&) const = default;
 };
 
+// Steps of equal kinds are computed by the same kernels. Numbers are rounded up.
+struct LaunchKind {
+  int64_t tokens = 0, samples = 0;
+  int rows = 0;                         // sequences
+  int pages = 0;                        // of the longest one
+  bool decode = false, chunks = false;  // sequences of one token, and of more, occur
+  bool follows = false;                 // takes tokens of the step before
+  bool profiled = false;
+  auto operator<=>(const LaunchKind&) const = default;
+};
+// `library`: cuBLASLt may have a kernel of its own for each number of tokens or samples, which are
+// then not rounded.
+LaunchKind launch_kind(const StepBatch& batch, bool library, bool profiled);
+
 class DeviceStepArrays {
  public:
   virtual ~DeviceStepArrays() = default;

@@ -38,7 +38,11 @@ class GpuStepDevice final : public StepDevice, public StepOutputs {
         pages_(make_device_pages(gpu_, cache_)),
         graphs_(std::make_unique<StepGraphs>(gpu_)),
         sampler_(gpu_),
-        logprobs_(gpu_) {}
+        logprobs_(gpu_),
+        // To make a graph may wait for the GPU, so no rank launches one before all have theirs.
+        captured_([this] {
+          if (ranks_) ranks_->meet_hosts(rank_, ctx_.pool);
+        }) {}
 
   const CachePlan& cache() const override { return cache_; }
   DecoderPages& pages() override { return *pages_; }
@@ -86,10 +90,10 @@ class GpuStepDevice final : public StepDevice, public StepOutputs {
     step_logits_ = out;
     const auto submit = [&] { forward(in, out, nullptr); };
     // Events between ops cannot be captured, nor what several ranks put into one stream.
-    if (ctx_.profiler.enabled || (ranks_ && ranks_->takes_turns()))
+    if (ranks_ ? !ranks_->captures() : ctx_.profiler.enabled)
       submit();
     else
-      graphs_->run(arrays_->key(), submit);
+      graphs_->run(arrays_->key(), submit, ranks_ && ranks_->hosts_wait(), captured_);
     if (logits) read_logits(0, static_cast<int64_t>(batch.sample_rows.size()), logits);
     return true;
   }
@@ -161,6 +165,7 @@ class GpuStepDevice final : public StepDevice, public StepOutputs {
   std::unique_ptr<StepGraphs> graphs_;
   DeviceSampler sampler_;
   LogprobReader logprobs_;
+  const std::function<void()> captured_;  // see StepGraphs::run
   Workspace logits_;
   Mat step_logits_;  // of the last step
 };

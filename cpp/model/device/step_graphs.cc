@@ -7,16 +7,20 @@
 
 namespace turbomind {
 
-void StepGraphs::run(StepKey key, const std::function<void()>& submit) {
+void StepGraphs::run(StepKey key, const std::function<void()>& submit, bool first,
+                     const std::function<void()>& captured) {
   if (gpu_.epoch() != epoch_) {
     graphs_.clear();
     epoch_ = gpu_.epoch();
   }
   if (key.rows == 0 || !gpu_.switches().graphs) return submit();
-  const auto [it, first] = graphs_.try_emplace(key);
-  if (first) return submit();
+  const auto [it, unknown] = graphs_.try_emplace(key);
+  if (unknown || first) return submit();
   Entry& entry = it->second;
-  if (!entry.graph && !entry.refused) capture(entry, submit);
+  if (!entry.graph && !entry.refused) {
+    capture(entry, submit);
+    captured();
+  }
   if (entry.refused) return submit();
   entry.graph.launch(gpu_.stream());
 }

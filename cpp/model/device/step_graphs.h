@@ -14,10 +14,12 @@ class StepGraphs {
   explicit StepGraphs(GpuContext& gpu) : gpu_(gpu) {}
 
   // Submits the work of `submit`. Steps without a key, and the first of each key, which may still
-  // allocate, run uncaptured; the second one is captured, and replayed from then on. A key whose
-  // capture fails runs uncaptured until memory moves. The first failure is noted in the context.
-  // All run uncaptured where the environment forbids graphs (cuda/gpu_switches.h).
-  void run(StepKey key, const std::function<void()>& submit);
+  // allocate, run uncaptured, as does one with `first`. The next one is captured, and replayed from
+  // then on; `captured` is called before the first launch. A key whose capture fails runs
+  // uncaptured until memory moves. The first failure is noted in the context. All run uncaptured
+  // where the environment forbids graphs (cuda/gpu_switches.h).
+  void run(StepKey key, const std::function<void()>& submit, bool first,
+           const std::function<void()>& captured);
 
  private:
   struct Entry {

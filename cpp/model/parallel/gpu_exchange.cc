@@ -35,10 +35,9 @@ GpuExchange::GpuExchange(std::vector<GpuContext*> gpus, int64_t widest,
     : widest_(widest),
       vocabulary_(std::move(vocabulary)),
       one_gpu_(&gpus[0]->gpu() == &gpus[1]->gpu()),
-      turns_(gpus[0]->handle() == gpus[1]->handle()
-                 ? std::make_unique<RankExchange>(static_cast<int>(gpus.size()))
-                 : nullptr),
+      one_stream_(gpus[0]->handle() == gpus[1]->handle()),
       peers_(connect(gpus)),
+      turns_(static_cast<int>(gpus.size())),
       flags_(gpus[0]->gpu(), (1 + gpus.size()) * sizeof(uint32_t)) {
   for (GpuContext* gpu : gpus) {
     RankState& rank = ranks_.emplace_back();
@@ -83,9 +82,28 @@ void GpuExchange::reserve(int64_t tokens, int64_t samples) {
   samples_ = most_samples;
 }
 
-void GpuExchange::begin_step() {
+void GpuExchange::begin_step(const LaunchKind& kind) {
   ++step_;
-  if (turns_) turns_->begin_step();
+  turns_.begin_step();
+  captures_ = !one_stream_ && !kind.profiled;
+  hosts_wait_ = one_stream_ || is_first(kind);
+}
+
+// Ranks allocate for a step and capture it together: where the memory of one has moved, all begin
+// again.
+bool GpuExchange::is_first(const LaunchKind& kind) {
+  uint64_t moves = 0;
+  for (const RankState& rank : ranks_) moves += rank.gpu->epoch();
+  if (moves != moves_) {
+    forget_kinds();
+    moves_ = moves + ranks_.size();
+    kinds_.clear();
+  }
+  return kinds_.insert(kind).second;
+}
+
+void GpuExchange::forget_kinds() {
+  for (const RankState& rank : ranks_) rank.gpu->moved();
 }
 
 void GpuExchange::set_sampled(const int32_t* tokens, EventHandle done) {
@@ -117,12 +135,12 @@ DeviceExchange GpuExchange::meeting(int rank, uint32_t number) const {
   e.own = rank;
   for (int r = 0; r < ranks(); ++r)
     e.counters[r] = reinterpret_cast<uint32_t*>(ranks_[r].counter.data());
-  e.waits = !takes_turns();
+  e.waits = !hosts_wait_;
   e.number = number;
   e.stop = &flag(0);
   e.missing = &flag(1 + rank);
   e.limit_ns = kWaitNanoseconds;
-  e.most_waiting = one_gpu_ && e.waits ? kMostWaitingBlocks : 0;
+  e.most_waiting = one_gpu_ && !one_stream_ ? kMostWaitingBlocks : 0;
   return e;
 }
 
@@ -154,11 +172,13 @@ DeviceRankColumns GpuExchange::columns_of(int rank, uint32_t number, int64_t row
 }
 
 void GpuExchange::take_turn(int rank, const ThreadPool& pool) {
-  if (turns_) turns_->add(rank, {}, false, pool);
+  if (!hosts_wait_) return;
+  if (!one_stream_) ranks_[rank].gpu->stream().synchronize();
+  meet_hosts(rank, pool);
 }
 
 void GpuExchange::fail() noexcept {
-  if (turns_) turns_->fail();
+  turns_.fail();
   try {
     if (last_done_) ranks_[0].gpu->gpu().synchronize(last_done_);
   } catch (...) {  // whoever reads that step gets its error

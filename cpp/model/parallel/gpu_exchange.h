@@ -2,20 +2,29 @@
 // by which their kernels wait for each other, and the flags that end such waits.
 //
 // The memory is device memory of each rank where all GPUs can use each other's, else pinned memory
-// of the host. Ranks on one GPU, for checks, take turns on one stream: their host threads wait for
-// each other instead of the kernels (model/parallel/rank_exchange.h). Where GpuSwitches::rank_waits
-// is on, each has a stream of its own instead, and its kernels wait as on several GPUs.
+// of the host.
+//
+// Ranks take turns, which means that their host threads wait for each other instead of the kernels
+// (model/parallel/rank_exchange.h)
+// - in the first step of each kind. A kernel is loaded at its first launch, which may wait for the
+//   GPU, and may keep other threads from launching meanwhile; another rank's kernel that waits for
+//   what such a thread launches later would then not end before its limit;
+// - on one GPU, for checks, in all steps: their kernels follow each other in one stream. Where
+//   GpuSwitches::rank_waits is on, each rank has a stream of its own instead, and its kernels wait
+//   as on several GPUs.
 #pragma once
 
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "core/tensor.h"
 #include "cuda/gpu_context.h"
 #include "linear/weight_format.h"
+#include "model/device/device_step_arrays.h"
 #include "model/parallel/rank_exchange.h"
 #include "ops/rank_sum_cuda.h"
 
@@ -29,13 +38,17 @@ class GpuExchange {
 
   int ranks() const { return static_cast<int>(ranks_.size()); }
   bool one_gpu() const { return one_gpu_; }
-  bool takes_turns() const { return turns_ != nullptr; }
   // Has memory for steps of so many tokens and sampled rows. Waits for all ranks where it has to
   // grow.
   void reserve(int64_t tokens, int64_t samples);
 
   // ---- Between steps.
-  void begin_step();
+  // Starts a step, in turns where it is the first of its kind since memory that kernels were given
+  // has moved.
+  void begin_step(const LaunchKind& kind);
+  // Begins again with all kinds of steps, as if memory had moved: a step has failed, which not all
+  // ranks have launched or captured.
+  void forget_kinds();
   // The count before the first one of the step.
   uint32_t first_count() const { return step_ * kCountsPerStep; }
   // `done` passes when the first rank has sampled, and so all ranks have ended the step; `tokens`,
@@ -51,9 +64,16 @@ class GpuExchange {
   DeviceRankSum sum_of(int rank, uint32_t number, int64_t rows, int64_t cols) const;
   DeviceRankColumns columns_of(int rank, uint32_t number, int64_t rows) const;
   DeviceExchange meeting(int rank, uint32_t number) const;
-  // Called before an exchange is submitted. Where ranks take turns, it returns when all have
-  // submitted what is before it. Throws RankReleased when another one has failed.
+  // Whether ranks may capture this step: they do together, or none does.
+  bool captures() const { return captures_; }
+  // Whether ranks take turns in this step.
+  bool hosts_wait() const { return hosts_wait_; }
+  // Called before an exchange is submitted. Where ranks take turns, it returns when what all have
+  // submitted before it has been computed, or on one stream will be. Throws RankReleased when
+  // another one has failed.
   void take_turn(int rank, const ThreadPool& pool);
+  // Returns when all ranks have called it; throws as take_turn() does.
+  void meet_hosts(int rank, const ThreadPool& pool) { turns_.add(rank, {}, false, pool); }
 
   // ---- Errors.
   // Ends all waits of this step once the one before it has ended; by any thread.
@@ -85,6 +105,7 @@ class GpuExchange {
   };
 
   static bool connect(const std::vector<GpuContext*>& gpus);
+  bool is_first(const LaunchKind& kind);
   std::string name_of(int rank) const;
   uint32_t& flag(int index) const { return flags_.as<uint32_t>()[index]; }  // 0: stop; 1 + rank
   std::exception_ptr wait_error() const noexcept;
@@ -92,9 +113,12 @@ class GpuExchange {
   std::vector<RankState> ranks_;
   const int64_t widest_;
   const std::vector<RowRange> vocabulary_;
-  const bool one_gpu_;
-  const std::unique_ptr<RankExchange> turns_;  // null: kernels wait
+  const bool one_gpu_, one_stream_;
   const bool peers_;
+  RankExchange turns_;
+  bool captures_ = false, hosts_wait_ = false;  // in this step
+  std::set<LaunchKind> kinds_;                  // of steps that have run
+  uint64_t moves_ = 0;                          // the epochs of all contexts, at the last step
   PinnedBuffer flags_;
   int64_t tokens_ = 0, samples_ = 0;
   uint32_t step_ = 0;

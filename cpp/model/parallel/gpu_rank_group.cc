@@ -44,12 +44,13 @@ class GpuRankGroup final : public RankGroup, public StepOutputs {
     if (cancel && cancel->requested()) return false;
     if (batch.token_ids.empty()) return true;
     reserve_for(batch);
-    exchange_->begin_step();
+    exchange_->begin_step(launch_kind(batch, context().gpu->library() != nullptr, profiled()));
     try {
       run([&](int r) { rank(r).forward(batch, r == 0 ? logits : nullptr, nullptr); },
           [&] { exchange_->fail(); });
     } catch (...) {
       unread_error_ = exchange_->drain();  // a step that has begun does not end any more
+      exchange_->forget_kinds();
       throw;
     }
     if (logits) check();
@@ -92,6 +93,12 @@ class GpuRankGroup final : public RankGroup, public StepOutputs {
 
  private:
   StepOutputs& of_first() const { return *first().outputs(); }
+
+  bool profiled() const {
+    for (int r = 0; r < size(); ++r)
+      if (rank(r).context().profiler.enabled) return true;
+    return false;
+  }
 
   // Throws the error of a step whose results were read.
   void check() {

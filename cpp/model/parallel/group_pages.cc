@@ -23,6 +23,22 @@ GroupPages::GroupPages(std::vector<PageIo*> ranks) : ranks_(std::move(ranks)) {}
 
 void GroupPages::allocate_pages(const std::vector<int64_t>& pages) {
   for (PageIo* rank : ranks_) rank->allocate_pages(pages);
+  if (page_batch() > 1) load_kernels(pages);
+}
+
+// A GPU may load a kernel at its first launch, and wait for its steps meanwhile, which may wait for
+// those of another rank (model/parallel/gpu_exchange.h). So each kernel that moves pages runs
+// before the first step: on the first token of a page and back.
+void GroupPages::load_kernels(const std::vector<int64_t>& pages) {
+  std::vector<uint8_t> token;
+  for (size_t g = 0; g < pages.size(); ++g) {
+    if (pages[g] == 0) continue;
+    const int group = static_cast<int>(g);
+    token.resize(stored_page_bytes(group, 1));
+    read_page(group, 0, 1, token.data());
+    write_page(group, 0, 1, token.data(), 1);
+    copy_page(group, 0, 0);
+  }
 }
 
 void GroupPages::prepare_pages(int64_t pages) {

@@ -26,6 +26,8 @@ class GroupPages final : public PageIo {
   HostMemory host_memory() const override { return ranks_[0]->host_memory(); }
 
  private:
+  void load_kernels(const std::vector<int64_t>& pages);
+
   const std::vector<PageIo*> ranks_;
 };
 

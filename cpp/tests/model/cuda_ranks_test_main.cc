@@ -68,7 +68,6 @@ void test_pages() {
   Bench from(*turns);
   from.step({70});
   const std::vector<float> want = from.step({20});
-  reserve(*waiting);
   Bench to(*waiting);
   to.step({3});  // its page is overwritten
   for (int group = 0; group < static_cast<int>(turns->groups().size()); ++group)
@@ -86,7 +85,6 @@ void test_pages() {
 
 void test_a_cancelled_step_does_not_run() {
   const auto group = build_waiting(small_gpu(), kTwo);
-  reserve(*group);
   Bench bench(*group);
   const std::atomic<bool> flag{true};
   const StepCancel cancel{{&flag}};
@@ -96,6 +94,42 @@ void test_a_cancelled_step_does_not_run() {
     CHECK(same_bits(bench.step({20}), Bench(*build(small_gpu(), kTwo)).step({20})));
     bench.go_to(0);
   }
+}
+
+// The first rank has its graph when the second one fails; later steps are captured again.
+void test_a_rank_that_throws_at_a_capture() {
+  bool fails = false;
+  RankExchange::test_hook = [&fails](int rank) {
+    if (fails && rank == 1) throw_error(ErrorCode::model, "this rank was asked to fail");
+  };
+  const auto group = build_waiting(small_gpu(), kTwo);
+  RankExchange::test_hook = nullptr;
+  reserve(*group);
+  Bench bench(*group);
+  std::vector<float> logits = bench.step({20});
+  const auto add = [&] {
+    const std::vector<float> next = bench.step({1});
+    logits.insert(logits.end(), next.begin(), next.end());
+  };
+  add();
+  fails = true;
+  std::string error;
+  try {
+    bench.step({1});
+  } catch (const Error& e) {
+    error = e.what();
+  }
+  CHECK(error == "this rank was asked to fail", "%s", error.c_str());
+  fails = false;
+  for (int i = 0; i < 4; ++i) add();
+  const auto turns = build(small_gpu(), kTwo);
+  Bench other(*turns);
+  std::vector<float> want = other.step({20});
+  for (int i = 0; i < 5; ++i) {
+    const std::vector<float> next = other.step({1});
+    want.insert(want.end(), next.begin(), next.end());
+  }
+  CHECK(same_bits(logits, want));
 }
 
 void test_a_rank_that_throws_fails_the_step_alone() {
@@ -117,5 +151,6 @@ int main(int argc, char** argv) {
                        TM_CASE(test_pages),
                        TM_CASE(test_a_cancelled_step_does_not_run),
                        TM_CASE(test_a_rank_that_throws_fails_the_step_alone),
+                       TM_CASE(test_a_rank_that_throws_at_a_capture),
                    });
 }

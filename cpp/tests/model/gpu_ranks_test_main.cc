@@ -1,6 +1,6 @@
 // A whole decoder cut over ranks on emulated GPUs, against the same one on a GPU and in float32 on
-// the CPU: sums in memory of peers or of the host, sampled tokens that all ranks read, and errors
-// of a rank. Ranks on one GPU: cuda_ranks_test.
+// the CPU: sums in memory of peers or of the host, sampled tokens that all ranks
+// read, kernels that are loaded late, and errors of a rank. Ranks on one GPU: cuda_ranks_test.
 #define TM_CUDA_NS cuda_emulated
 #define TM_CUDA_EMULATED 1
 #include <atomic>
@@ -77,6 +77,40 @@ void test_bits_depend_on_the_degree_alone() {
   CHECK(same_bits(prompt_and_tokens(*profiled), want), "not captured");
   CHECK(build(config, {0, 0})->numerics_fingerprint() == profiled->numerics_fingerprint());
   CHECK(build(config, {0})->numerics_fingerprint() + "/tp2" == profiled->numerics_fingerprint());
+}
+
+// Prompts, batches, single tokens and profiled steps; their pages come first.
+void run_steps(Model& group) {
+  reserve(group);
+  Bench batch(group, 3);
+  batch.step({100, 20, 1});
+  for (int i = 0; i < 4; ++i) batch.step({1, 1, 1});
+  for (Context* context : group.contexts()) context->profiler.enabled = true;
+  for (int i = 0; i < 2; ++i) batch.step({4, 0, 1});
+}
+
+// To load a kernel may wait for what another rank launches later (emulator::set_lazy_loading).
+void test_no_kernel_is_loaded_while_another_one_waits() {
+  for (const Variant& variant : variants()) {
+    const std::string name = variant.name;
+    if (name != "experts" && name != "per-layer inputs") continue;
+    ModelConfig config = small_gpu();
+    variant.change(config);
+    for (const bool one_gpu : {false, true}) {
+      const RankWaits waits;
+      const std::vector<int> indices = one_gpu ? std::vector<int>{0, 0} : first(2);
+      emulator::set_lazy_loading(true);
+      const auto group = build(config, indices);
+      run_steps(*group);
+      for (const Context* rank : group->contexts()) {
+        const std::string note = rank->gpu->library_note();
+        CHECK(note.find("captured") == std::string::npos, "%s", note.c_str());
+      }
+      emulator::set_lazy_loading(true);
+      sampled(*build(config, indices), 3, 4);
+    }
+  }
+  emulator::set_lazy_loading(false);
 }
 
 // Their kernels are those of one GPU, which give a row the same bits in any batch.
@@ -210,6 +244,30 @@ void test_an_error_is_kept_until_its_step_is_read() {
   CHECK(same_bits(Bench(*group).step({20}), want));
 }
 
+// Those of movers neither, whose threads copy pages at any time.
+void test_pages_move_while_ranks_wait() {
+  for (const int gpu : {1, 0}) {
+    const RankWaits waits;
+    emulator::set_lazy_loading(true);
+    const auto group = build(small_gpu(), {0, gpu});
+    const std::vector<float> want = second_run(*group);
+    Bench bench(*group);
+    const PinnedBuffer words(group->contexts()[1]->gpu->gpu(), 64);
+    block(*group, 1, words);
+    StepBatch batch = bench.batch({20});
+    group->forward(batch, nullptr, nullptr);
+    std::vector<uint8_t> payload(group->pages().stored_page_bytes(0, 5)), again(payload);
+    group->pages().write_page(0, 1, 5, payload.data(), 5);
+    group->pages().read_page(0, 1, 5, again.data());
+    CHECK(again == payload);
+    words.as<uint32_t>()[0] = 1;
+    std::vector<float> logits(want.size());
+    group->outputs()->read_logits(0, 20, logits.data());
+    CHECK(same_bits(logits, want));
+  }
+  emulator::set_lazy_loading(false);
+}
+
 void test_a_rank_that_does_not_come_is_named() {
   for (const int gpu : {1, 0}) {
     const RankWaits waits;
@@ -271,10 +329,12 @@ int main(int argc, char** argv) {
                    {
                        TM_CASE(test_logits_are_as_near_as_those_of_one_gpu),
                        TM_CASE(test_bits_depend_on_the_degree_alone),
+                       TM_CASE(test_no_kernel_is_loaded_while_another_one_waits),
                        TM_CASE(test_chunks_and_batches_change_no_bits),
                        TM_CASE(test_no_allocation),
                        TM_CASE(test_sampled_tokens_reach_all_ranks),
                        TM_CASE(test_a_rank_that_throws_fails_the_step_alone),
+                       TM_CASE(test_pages_move_while_ranks_wait),
                        TM_CASE(test_a_rank_that_does_not_come_is_named),
                        TM_CASE(test_an_error_is_kept_until_its_step_is_read),
                        TM_CASE(test_pages_are_those_of_the_fullest_gpu),

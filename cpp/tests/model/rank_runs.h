@@ -58,7 +58,8 @@ inline ModelConfig small_gpu(int kv_heads = 2) {
   return small(kv_heads, "bfloat16");
 }
 
-// Has memory for all that these drivers run.
+// Has memory for all that these drivers run, so that the second step of each kind is like any later
+// one: the first is computed in turns.
 inline void reserve(Model& model) {
   model.reserve({kTokens, 3, kTokens, 400, 3});
 }
