@@ -577,7 +577,8 @@ class Engine:
         """On a GPU: the cuBLASLt in use, or the reason why none is, and what deviated since.
 
         Deviations are what `TM_CUDA_OVERLAP=0`, `TM_CUDA_GRAPHS=0` and `TM_CUDA_RANK_WAITS=1`
-        switch, steps that could not be captured and a warm-up that ended early."""
+        switch, steps that could not be captured, a warm-up that ended early, and the pair of GPUs
+        that cannot use each other's memory, so that sums over ranks go through the host's."""
         return self._core.library_note
 
     @property

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "model/parallel/peer_trial.h"
 
 namespace turbomind {
 
@@ -36,7 +37,7 @@ GpuExchange::GpuExchange(std::vector<GpuContext*> gpus, int64_t widest,
       vocabulary_(std::move(vocabulary)),
       one_gpu_(&gpus[0]->gpu() == &gpus[1]->gpu()),
       one_stream_(gpus[0]->handle() == gpus[1]->handle()),
-      peers_(connect(gpus)),
+      peers_(connect_peers(gpus)),
       turns_(static_cast<int>(gpus.size())),
       flags_(gpus[0]->gpu(), (1 + gpus.size()) * sizeof(uint32_t)) {
   for (GpuContext* gpu : gpus) {
@@ -51,14 +52,6 @@ GpuExchange::GpuExchange(std::vector<GpuContext*> gpus, int64_t widest,
     }
   }
   for (int i = 0; i <= ranks(); ++i) flag(i) = 0;
-}
-
-// Returns whether every GPU can use the memory of every other one.
-bool GpuExchange::connect(const std::vector<GpuContext*>& gpus) {
-  bool all = true;
-  for (const GpuContext* gpu : gpus)
-    for (const GpuContext* other : gpus) all = gpu->gpu().enable_access(other->gpu()) && all;
-  return all;
 }
 
 void GpuExchange::reserve(int64_t tokens, int64_t samples) {

@@ -1,8 +1,8 @@
 // What the ranks of a group on GPUs share: memory for their parts of sums and logits, the counters
 // by which their kernels wait for each other, and the flags that end such waits.
 //
-// The memory is device memory of each rank where all GPUs can use each other's, else pinned memory
-// of the host.
+// The memory is device memory of each rank where all GPUs can use each other's, which is tried
+// (model/parallel/peer_trial.h), else pinned memory of the host.
 //
 // Ranks take turns, which means that their host threads wait for each other instead of the kernels
 // (model/parallel/rank_exchange.h)
@@ -33,7 +33,8 @@ namespace turbomind {
 class GpuExchange {
  public:
   // The contexts stay alive. They are of different GPUs, or all of one. `widest`: columns of a sum;
-  // `vocabulary`: the columns of the logits that each rank computes.
+  // `vocabulary`: the columns of the logits that each rank computes. A reason not to use the memory
+  // of other GPUs is noted in the first context.
   GpuExchange(std::vector<GpuContext*> gpus, int64_t widest, std::vector<RowRange> vocabulary);
 
   int ranks() const { return static_cast<int>(ranks_.size()); }
@@ -104,7 +105,6 @@ class GpuExchange {
     Shared parts[2], logits, counter;
   };
 
-  static bool connect(const std::vector<GpuContext*>& gpus);
   bool is_first(const LaunchKind& kind);
   std::string name_of(int rank) const;
   uint32_t& flag(int index) const { return flags_.as<uint32_t>()[index]; }  // 0: stop; 1 + rank

@@ -90,6 +90,10 @@ class GpuRankSums final : public RankSums {
 
 }  // namespace
 
+const RankSumCuda& rank_sum_kernels(GpuKind kind) {
+  return rank_sum_cuda(kind);
+}
+
 std::unique_ptr<RankSums> make_gpu_rank_sums(Context& ctx, RankLink link) {
   return std::make_unique<GpuRankSums>(ctx, link);
 }

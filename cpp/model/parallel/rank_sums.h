@@ -7,6 +7,7 @@
 
 #include "core/context.h"
 #include "core/tensor.h"
+#include "cuda/gpu.h"
 #include "model/model.h"
 #include "model/step_inputs.h"
 #include "ops/norm.h"
@@ -15,6 +16,7 @@ namespace turbomind {
 
 class GpuExchange;
 class RankExchange;
+struct RankSumCuda;
 
 // A rank's end of an exchange; none where there is one rank.
 struct RankLink {
@@ -74,5 +76,7 @@ class RankSums {
 // `ctx` and what `link` points to stay alive.
 std::unique_ptr<RankSums> make_rank_sums(Context& ctx, RankLink link);
 std::unique_ptr<RankSums> make_gpu_rank_sums(Context& ctx, RankLink link);
+// Returns the kernels of exchanges (ops/rank_sum_cuda.h).
+const RankSumCuda& rank_sum_kernels(GpuKind kind);
 
 }  // namespace turbomind

@@ -1,5 +1,5 @@
 // A whole decoder cut over ranks on emulated GPUs, against the same one on a GPU and in float32 on
-// the CPU: sums in memory of peers or of the host, sampled tokens that all ranks
+// the CPU: sums in memory of peers or of the host, which is tried, sampled tokens that all ranks
 // read, kernels that are loaded late, and errors of a rank. Ranks on one GPU: cuda_ranks_test.
 #define TM_CUDA_NS cuda_emulated
 #define TM_CUDA_EMULATED 1
@@ -77,6 +77,44 @@ void test_bits_depend_on_the_degree_alone() {
   CHECK(same_bits(prompt_and_tokens(*profiled), want), "not captured");
   CHECK(build(config, {0, 0})->numerics_fingerprint() == profiled->numerics_fingerprint());
   CHECK(build(config, {0})->numerics_fingerprint() + "/tp2" == profiled->numerics_fingerprint());
+}
+
+// The driver reports access, but a kernel reads wrong values or waits in vain.
+void test_access_to_peers_is_tried() {
+  using emulator::PeerFault;
+  const ModelConfig config = small_gpu();
+  const auto healthy = build(config, first(2));
+  const std::vector<float> want = prompt_and_tokens(*healthy);
+  const auto note = [](Model& model) { return model.context().gpu->library_note(); };
+  CHECK(note(*healthy) == "our own kernels", "%s", note(*healthy).c_str());
+  const std::string host = ": sums over ranks go through the host's memory";
+  for (const PeerFault fault : {PeerFault::wrong, PeerFault::late})
+    for (const int reader : {0, 1}) {
+      const std::string a = "GPU " + std::to_string(reader);
+      const std::string b = "GPU " + std::to_string(1 - reader);
+      emulator::set_peer_fault(fault, reader, 1 - reader);
+      emulator::set_wait_limit(fault == PeerFault::late ? 0 : 10);
+      const auto group = build(config, first(2));
+      emulator::set_wait_limit(10);
+      CHECK(note(*group) ==
+                "our own kernels; " +
+                    (fault == PeerFault::wrong
+                         ? a + " reads wrong values in the memory of " + b
+                         : a + " does not see within 0.1 s what " + b + " writes to its memory") +
+                    host,
+            "%s", note(*group).c_str());
+      CHECK(same_bits(prompt_and_tokens(*group), want), "%s", a.c_str());
+    }
+  emulator::set_peer_fault(PeerFault::wrong, 3, 1);
+  const auto four = build(config, first(4));
+  CHECK(
+      note(*four).find("; GPU 3 reads wrong values in the memory of GPU 1: ") != std::string::npos,
+      "%s", note(*four).c_str());
+  emulator::set_peer_fault(PeerFault::none);
+  emulator::set_peer_access(false);
+  CHECK(note(*build(config, first(2))) ==
+        "our own kernels; GPU 0 has no access to the memory of GPU 1" + host);
+  emulator::set_peer_access(true);
 }
 
 // Prompts, batches, single tokens and profiled steps; their pages come first.
@@ -329,6 +367,7 @@ int main(int argc, char** argv) {
                    {
                        TM_CASE(test_logits_are_as_near_as_those_of_one_gpu),
                        TM_CASE(test_bits_depend_on_the_degree_alone),
+                       TM_CASE(test_access_to_peers_is_tried),
                        TM_CASE(test_no_kernel_is_loaded_while_another_one_waits),
                        TM_CASE(test_chunks_and_batches_change_no_bits),
                        TM_CASE(test_no_allocation),
