@@ -128,7 +128,10 @@ class Engine:
             of 64 MiB as it fills; where the system pins no more, the tier is full.
         page_folder: Folder of a KV tier on disk, which outlasts the process. None: no such tier.
             The engine makes a missing one, readable by its owner only; processes may share it.
-        disk_quota: Most bytes of the folder, as an int or a text. None: no limit.
+        disk_quota: Most bytes of the folder, as an int or a text such as "20GiB"; pages above it
+            are evicted. "auto": a tenth of what is free or taken by its pages when the engine
+            opens, at least 1 GiB, and 5 GiB (or a twentieth of a smaller file system) stay free.
+            None: no limit, but 64 MiB (or a twentieth) stay free.
         deterministic: On a GPU, uses only batch-invariant kernels; those of the CPU all are. None:
             $TURBOMIND_DETERMINISTIC, 0 or 1, else False.
         warm_up: Runs steps before the first request, so that first requests are as fast as later
@@ -173,7 +176,7 @@ class Engine:
         weights_digests: str | os.PathLike[str] | None = None,
         host_memory: int | str | None = None,
         page_folder: str | os.PathLike[str] | None = None,
-        disk_quota: int | str | None = None,
+        disk_quota: int | str | None = "auto",
         deterministic: bool | None = None,
         warm_up: bool | None = None,
         tp: int | None = None,

@@ -15,6 +15,7 @@ from types import TracebackType
 import turbomind._C as _C
 from turbomind.descriptors import explain_open_file_limit
 from turbomind.machine import parse_bytes
+from turbomind.tiers import parse_quota
 
 PAGE_TOKENS = _C.PAGE_TOKENS
 PINNED = 2.0  # retention priority; pages at or above it are evicted last
@@ -101,7 +102,8 @@ class PageStore:
     Args:
         folder: Folder of the segment files; a missing one is made, readable by its owner only.
         quota: Bytes, as an int or a text like "10GiB", above which pages are evicted: those of the
-            lowest retention priority first, of these the least recently used. None: no limit.
+            lowest retention priority first, of these the least recently used. "auto" and None as in
+            `Engine`.
         numerics: Numerics fingerprint whose pages are preferred to those of others.
         segment: Bytes of a full segment file. None: 256 MiB, less under a small quota.
 
@@ -121,7 +123,7 @@ class PageStore:
         self.folder = Path(folder)
         self._core = _C.PageStore(
             os.fspath(folder),
-            0 if quota is None else parse_bytes("quota", quota),
+            parse_quota("quota", quota),
             numerics,
             0 if segment is None else parse_bytes("segment", segment),
         )
@@ -196,12 +198,25 @@ class PageStore:
         self._core.touch(keys, retention_priority)
 
     def remove(self, keys: Iterable[bytes]) -> None:
-        """Removes pages of all groups, and the partial pages that follow them."""
+        """Removes pages of all groups, and all pages that follow them."""
         self._core.remove(keys)
 
     def retain_only(self, keys: Iterable[bytes]) -> None:
         """Removes all pages but these and the partial pages that follow them."""
         self._core.retain_only(keys)
+
+    def evict(self, size: int, needed: Iterable[bytes] = ()) -> int:
+        """Evicts pages, those of the lowest retention priority first, of these the least recently
+        used, for a disk that is full. It needs no room itself, and waits for nothing but the disk.
+
+        Args:
+            size: Bytes to free, at least.
+            needed: Keys of pages that stay, together with the pages before them.
+
+        Returns:
+            The bytes of the evicted pages; 0 when none was left.
+        """
+        return self._core.evict(size, needed)
 
     def verify(self, progress: Callable[[int, int], object] | None = None) -> Verified:
         """Reads every page and removes damaged ones.

@@ -11,8 +11,10 @@ from typing import Any
 import turbomind._C as _C
 from turbomind.errors import InvalidRequest
 from turbomind.machine import parse_bytes, physical_memory
+from turbomind.shown import shown
 
 KEY_BYTES = 16  # length of a block hash
+AUTO_QUOTA = -1  # a quota of the disk tier that the core chooses
 
 
 @dataclass(frozen=True)
@@ -129,10 +131,9 @@ class Tiers:
         if page_folder is not None:
             options.page_folder = _folder(page_folder)
             self.names.append("disk")
-        if disk_quota is not None:
-            if page_folder is None:
-                raise InvalidRequest(f"disk_quota is {disk_quota!r}, expected a page_folder too")
-            options.disk_quota = parse_bytes("disk_quota", disk_quota)
+        options.disk_quota = parse_quota("disk_quota", disk_quota)
+        if options.disk_quota > 0 and page_folder is None:
+            raise InvalidRequest(f"disk_quota is {disk_quota!r}, expected a page_folder too")
 
     def residence(self, found: tuple[int, list[int]]) -> Residence:
         """Converts the core's prefix lengths per tier to names."""
@@ -160,6 +161,30 @@ class Tiers:
             "prefill": prefill,
             "kv_bytes_per_token": float(kv_bytes),
         }
+
+
+def parse_quota(name: str, value: object) -> int:
+    """Returns a quota as the core takes it.
+
+    Args:
+        name: The option, for errors.
+        value: Bytes as an int or a text such as "20GiB"; None or "none": no limit; "auto": the core
+            chooses one.
+
+    Raises:
+        InvalidRequest: The value is none of these.
+    """
+    if value is None or value == "none":
+        return 0
+    if value == "auto":
+        return AUTO_QUOTA
+    try:
+        return parse_bytes(name, value)
+    except InvalidRequest:
+        raise InvalidRequest(
+            f"{name} is {shown(value)}, expected bytes as an int or a text like '2GiB', or 'auto', "
+            "or None or 'none' for no limit"
+        ) from None
 
 
 def key_list(keys: Iterable[bytes] | bytes | str) -> list[bytes]:

@@ -172,6 +172,12 @@ class PageStore {
     without_gil([&] { tier->retain_only(list); });
   }
 
+  int64_t evict(int64_t bytes, const py::iterable& needed) const {
+    const auto list = to_keys(needed);
+    const auto tier = get();
+    return without_gil([&] { return tier->evict_bytes(bytes, list); });
+  }
+
   void refresh() const {
     const auto tier = get();
     without_gil([&] { tier->refresh(); });
@@ -254,9 +260,11 @@ void bind_page_store(py::module_& m) {
       .def("touch", &PageStore::touch, py::arg("keys"), py::arg("retention_priority"),
            "Sets the retention priority and marks the pages as used now.")
       .def("remove", &PageStore::remove, py::arg("keys"),
-           "Removes pages of all groups, and the partial pages that follow them.")
+           "Removes pages of all groups, and all pages that follow them.")
       .def("retain_only", &PageStore::retain_only, py::arg("keys"),
            "Removes all pages but these and the partial pages that follow them.")
+      .def("evict", &PageStore::evict, py::arg("bytes"), py::arg("needed"),
+           "Evicts the least valuable pages, but none of these keys. Returns the bytes removed.")
       .def("refresh", &PageStore::refresh, "Reads what other processes have written and removed.")
       .def("sync", &PageStore::sync, "Makes written pages durable (fsync).")
       .def("maintain", &PageStore::maintain, "Evicts and compacts for a bounded time.")

@@ -25,7 +25,7 @@ struct EngineOptions {
   // Lower tiers, for the pages of handles that persist. They need prefix_reuse.
   int64_t host_bytes = 0;   // of pages in host memory; 0: no such tier
   std::string page_folder;  // of pages on disk; empty: no such tier
-  int64_t disk_quota = 0;   // bytes; 0: no limit
+  int64_t disk_quota = 0;   // bytes; 0: no limit; -1: see auto_quota()
 };
 
 }  // namespace turbomind

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "tiers/disk/disk_room.h"
 #include "tiers/disk/disk_tier.h"
 #include "tiers/host_tier.h"
 #include "tiers/page_mover.h"
@@ -40,7 +41,8 @@ TierPtrs make_tiers(const EngineOptions& options, const Model& model) {
     throw_error(ErrorCode::invalid_request, name, ": got ", value, ", expected ", expected);
   };
   if (options.host_bytes < 0) refuse("host_memory", options.host_bytes, "0 (none) or more bytes");
-  if (options.disk_quota < 0) refuse("disk_quota", options.disk_quota, "0 (no limit) or more");
+  if (options.disk_quota < 0 && options.disk_quota != kAutoQuota)
+    refuse("disk_quota", options.disk_quota, "-1 (automatic), 0 (no limit) or more");
   if (options.disk_quota > 0 && options.page_folder.empty())
     refuse("disk_quota", options.disk_quota, "0 without a page_folder");
   TierPtrs tiers;

@@ -93,7 +93,8 @@ class LowerTier {
 
   // Sets the retention priority of pages; `keys` are those of a sequence, from the first page on.
   virtual void touch(const std::vector<BlockHash>& keys, float retention_priority) = 0;
-  // Removes pages, and partial pages that follow them.
+  // Removes pages, and those that follow them: partial ones, and on a disk all, which hold tokens
+  // that nobody can use any more.
   virtual void remove(const std::vector<BlockHash>& keys) = 0;
   // Removes all other pages, but for partial ones that follow these.
   virtual void retain_only(const std::vector<BlockHash>& keys) = 0;

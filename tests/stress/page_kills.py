@@ -94,8 +94,8 @@ def case(folder: Path, sets: list[list[Page]], sure: list[set[int]], rng: random
         for event, index in zip(reports[::2], reports[1::2], strict=True):
             if bytes([event]) == WRITTEN:
                 present.add(index)
-            else:
-                present.discard(index)
+            else:  # the pages that follow it go too
+                present -= {i for i in present if i >= index}
     watcher.refresh()
     with open_store(folder) as store:
         for reader in (store, watcher):

@@ -91,12 +91,12 @@ def test_pages_move_between_folders(folder, tmp_path):
         assert all(check(other, pages))
 
 
-def test_removal_takes_partial_pages_along(folder):
+def test_removal_takes_the_following_pages_along(folder):
     mine, yours = chain("mine", 6, tail=5), chain("yours", 6, tail=5)
     with open_store(folder) as store, open_store(folder) as other:
         assert all(store.write(p) for p in mine)
         assert all(other.write(p) for p in yours)
-        store.remove([p.key for p in yours[:-1]])  # removing the parent removes the partial page
+        store.remove([yours[0].key])  # and all pages that follow it
         other.refresh()
         for reader in (store, other):
             assert check(reader, yours) == [False] * 7
@@ -109,6 +109,24 @@ def test_removal_takes_partial_pages_along(folder):
     with open_store(folder) as store:
         store.maintain()
         assert store.stats()["disk_bytes"] == 0
+
+
+def test_eviction_for_a_full_disk(folder):
+    """The least valuable pages leave, but none that is needed, nor those before it."""
+    low, high = chain("low", 4), chain("high", 4)
+    with open_store(folder) as store, open_store(folder) as other:
+        assert all(store.write(p) for p in (*high, *low))
+        store.touch([p.key for p in high], 1.0)
+        store.sync()
+        size = store.bytes_of([low[0].key])
+        assert other.evict(1) == size
+        assert check(other, low) == [True, True, True, False]
+        assert other.evict(100 * size, [low[1].key]) == 5 * size
+        assert check(other, low) == [True, True, False, False]
+        assert check(store, high) == [False] * 4  # the other instance notices
+        assert other.evict(1 << 40) == 2 * size
+        assert other.evict(1) == 0
+        assert store.stats()["damaged"] == 0
 
 
 def test_quota_spares_pinned_pages(folder):
@@ -238,7 +256,7 @@ def test_refresh_reads_pages_of_another_process(folder):
             assert store.write(page)
         print("written", flush=True)
         sys.stdin.readline()
-        store.remove([pages[1].key])
+        store.remove([pages[2].key])
         print("removed", flush=True)
         sys.stdin.readline()
     """
@@ -259,8 +277,8 @@ def test_refresh_reads_pages_of_another_process(folder):
         child.stdin.flush()
         assert child.stdout.readline() == "removed\n"
         store.refresh()
-        assert check(store, pages) == [True, False, True]
-        assert store.write(pages[1])  # to its own segment
+        assert check(store, pages) == [True, True, False]
+        assert store.write(pages[2])  # to its own segment
         assert store.stats()["segments"] == 2
         child.stdin.write("\n")
         child.stdin.flush()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -323,6 +324,27 @@ def test_residence_reports_the_prefix_of_each_tier(
     assert engine.residence(ids) == Residence(0, 0, 0)
     with pytest.raises(InvalidRequest, match="16 bytes"):
         engine.remove_pages([b"short"])
+
+
+@pytest.mark.parametrize(
+    ("quota", "limits"), [("auto", True), (None, False), ("none", False), ("3GiB", True)]
+)
+def test_the_quota_of_the_disk(
+    config: Path, tmp_path: Path, open_engine: Open, quota: str | None, limits: bool
+) -> None:
+    """By default a tenth of what is free, counting the pages that are there, at least 1 GiB."""
+    engine = open_engine(config, load_format="dummy", page_folder=tmp_path / "p", disk_quota=quota)
+    found = engine.stats().tiers["disk"].quota
+    assert (found > 0) == limits
+    if quota == "auto":
+        assert found == pytest.approx(max(1 << 30, shutil.disk_usage(tmp_path).free / 10), rel=0.1)
+
+
+@pytest.mark.parametrize("quota", ["Auto", "0", 0, -1, True, "5%", [], "1 quota"])
+def test_wrong_quotas_are_refused(config: Path, tmp_path: Path, quota: object) -> None:
+    options: Any = {"page_folder": tmp_path / "p", "disk_quota": quota}
+    with pytest.raises(InvalidRequest, match="disk_quota is .* or 'auto', or None or 'none'"):
+        Engine(config, load_format="dummy", **options)
 
 
 def test_flush_reports_pages_that_could_not_be_saved(

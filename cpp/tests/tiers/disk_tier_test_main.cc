@@ -128,8 +128,8 @@ void test_partial_pages() {
   const StoredPage next = make_page(full.key, Tokens(kPageTokens, 2));
   CHECK(write(*tier, partial) && write(*tier, next));
   tier->remove({full.key});
-  CHECK(!has(*tier, full) && !has(*tier, partial) && has(*tier, next));
-  CHECK(write(*tier, full) && write(*tier, partial) && write(*tier, ten));
+  CHECK(!has(*tier, full) && !has(*tier, partial) && !has(*tier, next));
+  CHECK(write(*tier, full) && write(*tier, partial) && write(*tier, next) && write(*tier, ten));
   tier->retain_only({full.key});
   CHECK(has(*tier, full) && has(*tier, partial) && !has(*tier, next));
 }
@@ -201,11 +201,13 @@ void test_instances() {
   std::map<uint64_t, bool> written;  // by key.lo; false: removed by an instance
   for (int i = 0; i < 2000; ++i) {
     auto& tier = tiers[random() % tiers.size()];
-    const StoredPage& page = pages[random() % pages.size()];
+    const size_t number = random() % pages.size();
+    const StoredPage& page = pages[number];
     switch (random() % 10) {
       case 0:
-        tier->remove({page.key});
-        written[page.key.lo] = false;
+        tier->remove({page.key});  // and with it those that follow, as far as their parents exist
+        for (size_t at = number; at == number || (at % 8 != 0 && written[pages[at].key.lo]); ++at)
+          written[pages[at].key.lo] = false;
         break;
       case 1:
         tier->refresh();

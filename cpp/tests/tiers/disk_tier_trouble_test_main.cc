@@ -43,11 +43,19 @@ extern "C" ssize_t pread(int fd, void* data, size_t bytes, off_t offset) {
 namespace turbomind {
 namespace {
 
+// Returns pages that do not follow each other.
+std::vector<StoredPage> make_pages(int count, size_t bytes) {
+  std::vector<StoredPage> pages;
+  for (int i = 0; i < count; ++i)
+    pages.push_back(make_page({}, Tokens(kPageTokens, 1000 + i), bytes));
+  return pages;
+}
+
 // Compaction after most pages were removed moves the rest together and frees the space.
 void test_compaction() {
   const Folder folder;
   constexpr int64_t kSegment = 1 << 20;
-  const auto chain = make_chain(1, 200, 30000);
+  const auto chain = make_pages(200, 30000);
   auto tier = open(folder, 0, kSegment);
   for (const StoredPage& page : chain) CHECK(write(*tier, page));
   CHECK(tier->segments() >= 6);
@@ -114,7 +122,7 @@ void test_other_record_leaves() {
     SegmentFile lower(folder.pages(), std::min(ids[0], ids[1]));
     SegmentFile::Scan scan;
     CHECK(lower.scan(&scan) == SegmentFile::Status::good && scan.records.size() == 1);
-    CHECK(lower.mark_dead(scan.records[0].offset));
+    CHECK(lower.mark_dead(scan.records[0].offset, scan.records[0].bytes));
   };
   tier->maintain();
   CHECK(!before_sync);
@@ -126,7 +134,7 @@ void test_other_record_leaves() {
 void test_failed_sync() {
   const Folder folder;
   constexpr int64_t kSegment = 1 << 20;
-  const auto chain = make_chain(1, 200, 30000);
+  const auto chain = make_pages(200, 30000);
   auto tier = open(folder, 0, kSegment);
   for (const StoredPage& page : chain) CHECK(write(*tier, page));
   tier.reset();

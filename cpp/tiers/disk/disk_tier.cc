@@ -13,6 +13,7 @@
 
 #include "core/error.h"
 #include "core/xxh64.h"
+#include "tiers/disk/disk_room.h"
 
 namespace turbomind {
 
@@ -21,16 +22,15 @@ namespace {
 constexpr int64_t kSegmentBytes = int64_t{256} << 20;
 constexpr int64_t kLeastSegmentBytes = int64_t{4} << 20;
 
+constexpr int kEvictionsForOne = 256;         // pages that leave for one, at most
 constexpr size_t kMostUnreachable = 1 << 16;  // recorded
 
 uint64_t hash_text(const std::string& text) {
   return xxh64(text.data(), text.size(), 0);
 }
 
-int64_t segment_bytes(const DiskTier::Options& options) {
-  if (options.segment > 0) return options.segment;
-  if (options.quota <= 0) return kSegmentBytes;
-  return std::clamp(options.quota / 8, kLeastSegmentBytes, kSegmentBytes);
+int64_t segment_bytes(int64_t quota) {
+  return quota == 0 ? kSegmentBytes : std::clamp(quota / 8, kLeastSegmentBytes, kSegmentBytes);
 }
 
 void make_folder(const std::string& folder) {
@@ -55,20 +55,22 @@ void make_folder(const std::string& folder) {
 }  // namespace
 
 DiskTier::DiskTier(const Options& options)
-    : options_(options),
-      segment_bytes_(segment_bytes(options)),
-      numerics_(hash_text(options.numerics)),
-      process_(getpid()) {
+    : options_(options), numerics_(hash_text(options.numerics)), process_(getpid()) {
   if (options.folder.empty()) {
     throw_error(ErrorCode::invalid_request, "page_folder is '', expected the path of a folder");
   }
-  if (options.quota < 0) {
+  if (options.quota < 0 && options.quota != kAutoQuota) {
     throw_error(ErrorCode::invalid_request, "the disk quota is ", options.quota,
                 ", expected bytes of at least 0");
   }
   make_folder(options.folder);
-  stats_.quota = options.quota;
   refresh();
+  const bool automatic = options.quota == kAutoQuota;
+  const auto room = disk_room(options.folder);
+  if (room) least_free_ = least_free(*room, automatic);
+  quota_ = automatic ? auto_quota(room.value_or(DiskRoom{}), disk_use()) : options.quota;
+  segment_bytes_ = options.segment > 0 ? options.segment : segment_bytes(quota_);
+  stats_.quota = quota_;
 }
 
 DiskTier::~DiskTier() {
@@ -251,12 +253,16 @@ bool DiskTier::write(const StoredPage& page, const uint8_t* payload) {
   record.page = page;
   record.last_use = entry.last_use;
   entry.disk_bytes = SegmentFile::disk_bytes(page.payload_bytes) + kMaxRecordBytes;
-  if (!make_room(entry)) return false;
-  if (!place(&record, payload, &entry)) {
+  const auto bytes = static_cast<int64_t>(entry.disk_bytes);
+  if (!make_room(entry, excess(bytes))) return false;
+  // Of a disk whose free bytes are not for this user, only a write reports that it is full.
+  if (!place(&record, payload, &entry) &&
+      !(lacks_room(errno) && make_room(entry, bytes) && place(&record, payload, &entry))) {
     const std::lock_guard index(index_);
     ++stats_.write_errors;
     return false;
   }
+  wrote_ = true;
   if (CatalogPage* worse = catalog_.find(page.key, page.group)) kill(worse);
   CatalogPage* shorter = catalog_.find_shorter(entry);
   if (shorter != nullptr && (shorter->numerics == entry.numerics || shorter->foreign))
@@ -267,19 +273,23 @@ bool DiskTier::write(const StoredPage& page, const uint8_t* payload) {
   return true;
 }
 
-// Evicts pages, the least valuable first, until `page` fits. Returns whether it does.
-bool DiskTier::make_room(const CatalogPage& page) {
-  if (options_.quota == 0) return true;
-  const auto need = static_cast<int64_t>(page.disk_bytes);
-  if (need > options_.quota) return false;
-  while (stats_.bytes + need > options_.quota) {
-    float retention_priority = 0;
-    CatalogPage* victim = next_victim(&retention_priority);
-    if (victim == nullptr || unreachable(page, *victim)) return false;
-    if (retention_priority >= kPinned && page.retention_priority < kPinned) return false;
-    kill(victim);
-    const std::lock_guard index(index_);
-    ++stats_.evicted;
+// Returns how many bytes of pages are too many once `added` more are written: above the quota, or
+// for want of free bytes.
+int64_t DiskTier::excess(int64_t added) const {
+  const auto room = disk_room(options_.folder);
+  const int64_t taken = room ? least_free_ + added - room->free : 0;
+  return quota_ > 0 ? std::max(taken, stats_.bytes + added - quota_) : taken;
+}
+
+// Evicts `bytes` of pages, the least valuable first, for `page`. Returns whether it may be written.
+bool DiskTier::make_room(const CatalogPage& page, int64_t bytes) {
+  if (quota_ > 0 && static_cast<int64_t>(page.disk_bytes) > quota_) return false;
+  for (int i = 0; bytes > 0; ++i) {
+    CatalogPage* victim = next_victim();
+    if (victim == nullptr || i == kEvictionsForOne || unreachable(page, *victim)) return false;
+    if (victim->retention_priority >= kPinned && page.retention_priority < kPinned) return false;
+    bytes -= static_cast<int64_t>(victim->disk_bytes);
+    evict_page(victim);
   }
   return true;
 }
@@ -296,11 +306,9 @@ bool DiskTier::unreachable(const CatalogPage& page, const CatalogPage& victim) {
   return true;
 }
 
-CatalogPage* DiskTier::next_victim(float* retention_priority) const {
+CatalogPage* DiskTier::next_victim() const {
   const std::lock_guard index(index_);
-  CatalogPage* page = catalog_.least_valuable();
-  if (page != nullptr) *retention_priority = page->retention_priority;
-  return page;
+  return catalog_.least_valuable();
 }
 
 // Appends the page and sets its place. A second attempt uses a new segment, with fewer open files.
@@ -315,7 +323,10 @@ bool DiskTier::place(PageRecord* record, const uint8_t* payload, CatalogPage* pa
       return true;
     }
     const int error = errno;
-    if (error == ENOSPC || error == EDQUOT || error == EROFS) return false;
+    if (lacks_room(error) || error == EROFS) {
+      errno = error;
+      return false;
+    }
     if (file) release_own();
     close_idle_files(nullptr);
   }
@@ -336,10 +347,13 @@ void DiskTier::remove(const std::vector<BlockHash>& keys) {
   const std::lock_guard lock(io_);
   check_process();
   refresh_locked();  // copies of other processes are removed too
-  for (const BlockHash& key : keys) {
-    for (CatalogPage* page : catalog_.followers(key)) {
-      if (page->partial()) kill(page);
-    }
+  std::unordered_set<BlockHash> seen(keys.begin(), keys.end());
+  std::vector<BlockHash> removed(seen.begin(), seen.end());
+  while (!removed.empty()) {
+    const BlockHash key = removed.back();
+    removed.pop_back();
+    for (const CatalogPage* page : catalog_.followers(key))
+      if (seen.insert(page->key).second) removed.push_back(page->key);
     for (CatalogPage* page : catalog_.find_all(key)) kill(page);
   }
 }
@@ -378,7 +392,7 @@ void DiskTier::maintain() {
   refresh_locked();
   evict();
   save_uses();
-  tidy();
+  tidy(compaction_budget());
   if (open_files() > kMaxOpenSegments) close_idle_files(nullptr);
 }
 

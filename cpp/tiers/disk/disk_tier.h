@@ -38,7 +38,7 @@ class DiskTier : public LowerTier {
 
   struct Options {
     std::string folder;    // created if missing, with mode 0700
-    int64_t quota = 0;     // bytes; 0: no limit
+    int64_t quota = 0;     // bytes; 0: no limit; kAutoQuota: see auto_quota()
     std::string numerics;  // own numerics fingerprint
     int64_t segment = 0;   // bytes of a full segment; 0: 256 MiB, or less under a small quota
   };
@@ -63,6 +63,10 @@ class DiskTier : public LowerTier {
   void maintain() override;
   TierStats stats() const override;
 
+  // Evicts the least valuable pages, but none of `needed` and their parents, until at least `bytes`
+  // of them are removed. Returns the bytes removed. For a disk that is full: it waits for the disk
+  // alone, and writes only in place.
+  int64_t evict_bytes(int64_t bytes, const std::vector<BlockHash>& needed);
   bool verify(const PageRef& ref);                      // as read(), but does not count as a use
   std::vector<PageRef> pages() const;                   // in their order on the disk
   std::vector<int> groups(const BlockHash& key) const;  // cache groups that have the page
@@ -83,7 +87,7 @@ class DiskTier : public LowerTier {
   struct StaleCopy {
     int group = 0;
     uint64_t segment = 0, offset = 0, payload_offset = 0;
-    size_t payload_bytes = 0;
+    size_t payload_bytes = 0, record_bytes = 0;
   };
   // A page that was copied to the own segment and is still alive at its old place.
   struct Move {
@@ -92,12 +96,15 @@ class DiskTier : public LowerTier {
   };
 
   // disk_tier.cc
+  static StaleCopy place_of(const CatalogPage& page);
   PageRef ref_of(const CatalogPage& page) const;
   CatalogPage describe(const StoredPage& page) const;
   CatalogPage* covering(const CatalogPage& page);
-  bool make_room(const CatalogPage& page);
+  int64_t excess(int64_t added) const;
+  bool make_room(const CatalogPage& page, int64_t bytes);
   bool unreachable(const CatalogPage& page, const CatalogPage& victim);
-  CatalogPage* next_victim(float* retention_priority) const;
+  CatalogPage* next_victim() const;
+  void evict_page(CatalogPage* page);
   bool place(PageRecord* record, const uint8_t* payload, CatalogPage* page);
   int64_t tick();
   void check_process();
@@ -124,7 +131,7 @@ class DiskTier : public LowerTier {
 
   // disk_tier_maintenance.cc
   void kill(CatalogPage* page);
-  void kill_record(uint64_t segment, uint64_t offset, uint64_t payload_offset, size_t bytes);
+  void kill_record(const StaleCopy& record);
   void kill_here(CatalogPage* page);
   void kill_own_stale_copies(uint64_t id);
   bool alive(const CatalogPage& page);
@@ -138,7 +145,8 @@ class DiskTier : public LowerTier {
   void release_own();
 
   // disk_tier_compaction.cc
-  void tidy();
+  void tidy(int64_t budget);
+  int64_t compaction_budget() const;
   void tidy_unusable();
   bool has_stale_copies(const Segment& segment) const;
   bool empty_of_pages(const Segment& segment) const;
@@ -150,7 +158,9 @@ class DiskTier : public LowerTier {
   void undo_moves();
 
   const Options options_;
-  const int64_t segment_bytes_;
+  int64_t quota_ = 0;       // bytes; 0: no limit
+  int64_t least_free_ = 0;  // bytes of the file system that pages leave free
+  int64_t segment_bytes_ = 0;
   const uint64_t numerics_;
   pid_t process_;
 
@@ -158,6 +168,7 @@ class DiskTier : public LowerTier {
   std::shared_ptr<SegmentFile> own_;  // the segment that this instance appends to
   std::vector<Move> moved_;           // to the own segment
   bool cannot_sync_ = false;          // the last sync failed: compaction moves nothing
+  bool wrote_ = false;                // pages, since the last maintain()
   std::unordered_set<BlockHash>
       unreachable_;  // pages refused because their parent would be evicted
 

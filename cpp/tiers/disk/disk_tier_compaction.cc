@@ -3,6 +3,7 @@
 #include <set>
 #include <utility>
 
+#include "tiers/disk/disk_room.h"
 #include "tiers/disk/disk_tier.h"
 
 namespace turbomind {
@@ -39,8 +40,15 @@ bool DiskTier::wants_compaction(const Segment& segment, int small) const {
          (small > kSmallSegments && is_small(segment));
 }
 
-// Does a bounded piece of compaction, and removes unusable segments.
-void DiskTier::tidy() {
+// Returns how many bytes may be copied at once: copies need room until the old places are removed.
+int64_t DiskTier::compaction_budget() const {
+  const auto room = disk_room(options_.folder);
+  return room ? std::clamp<int64_t>(room->free - least_free_, 0, kCopyBytesAtOnce) : 0;
+}
+
+// Does a bounded piece of compaction, which copies at most `budget` bytes, and removes empty and
+// unusable segments.
+void DiskTier::tidy(int64_t budget) {
   if (own_ && own_->payload_end() > 0 && empty_of_pages(segments_.at(own_->id()))) release_own();
   tidy_unusable();
   int small = 0;
@@ -49,14 +57,12 @@ void DiskTier::tidy() {
     small += is_small(segment) ? 1 : 0;
     ids.push_back(id);
   }
-  int64_t budget = kCopyBytesAtOnce;
   for (const uint64_t id : ids) {
-    if (budget <= 0) return;
     const auto at = segments_.find(id);
     if (at == segments_.end()) continue;  // it was empty and the own segment
     Segment& segment = at->second;
     const bool ours = segment.file->kind() == SegmentFile::Kind::ours;
-    if (cannot_sync_ && !empty_of_pages(segment)) continue;
+    if ((cannot_sync_ || budget <= 0) && !empty_of_pages(segment)) continue;
     if (!ours || !wants_compaction(segment, small) || !hold(segment)) continue;
     small -= is_small(segment) ? 1 : 0;
     budget -= compact(segment, budget);
@@ -108,10 +114,7 @@ int64_t DiskTier::compact(Segment& segment, int64_t budget) {
 void DiskTier::finish_moves() {
   if (moved_.empty()) return;
   if (!sync_own()) return undo_moves();
-  for (const Move& move : moved_) {
-    const StaleCopy& s = move.from;
-    kill_record(s.segment, s.offset, s.payload_offset, s.payload_bytes);
-  }
+  for (const Move& move : moved_) kill_record(move.from);
   moved_.clear();
 }
 
@@ -131,8 +134,7 @@ void DiskTier::undo_moves() {
 
 // Returns false when nothing more can be written, or the page cannot be read now and stays.
 bool DiskTier::copy_page(CatalogPage page, std::vector<uint8_t>* payload) {
-  const StaleCopy old{page.group, page.segment, page.offset, page.payload_offset,
-                      page.payload_bytes};
+  const StaleCopy old = place_of(page);
   PageRecord record;
   payload->resize(page.payload_bytes);
   const auto status = segments_.at(page.segment)
@@ -156,7 +158,7 @@ bool DiskTier::copy_page(CatalogPage page, std::vector<uint8_t>* payload) {
     forget(known);
     enter(segments_.at(page.segment), std::move(page));
   } else {
-    kill_record(page.segment, page.offset, page.payload_offset, page.payload_bytes);
+    kill_record(place_of(page));
   }
   return true;
 }

@@ -3,7 +3,9 @@
 
 #include <cerrno>
 #include <set>
+#include <utility>
 
+#include "tiers/disk/disk_room.h"
 #include "tiers/disk/disk_tier.h"
 
 namespace turbomind {
@@ -14,11 +16,15 @@ constexpr int kEvictionsAtOnce = 256;
 
 }  // namespace
 
+DiskTier::StaleCopy DiskTier::place_of(const CatalogPage& page) {
+  const size_t record = page.disk_bytes - SegmentFile::disk_bytes(page.payload_bytes);
+  return {page.group, page.segment, page.offset, page.payload_offset, page.payload_bytes, record};
+}
+
 // Removes all records of a page, from memory, then from the disk.
 void DiskTier::kill(CatalogPage* page) {
   const BlockHash key = page->key;
-  std::vector<StaleCopy> places = {
-      {page->group, page->segment, page->offset, page->payload_offset, page->payload_bytes}};
+  std::vector<StaleCopy> places = {place_of(*page)};
   {
     const std::lock_guard index(index_);
     const auto [first, last] = stale_copies_.equal_range(key);
@@ -29,34 +35,34 @@ void DiskTier::kill(CatalogPage* page) {
     }
     forget(page);
   }
-  for (const StaleCopy& p : places)
-    kill_record(p.segment, p.offset, p.payload_offset, p.payload_bytes);
+  for (const StaleCopy& place : places) kill_record(place);
 }
 
 // Removes one record; other records of the page stay.
 void DiskTier::kill_here(CatalogPage* page) {
-  const CatalogPage p = *page;
+  const StaleCopy place = place_of(*page);
   {
     const std::lock_guard index(index_);
     forget(page);
   }
-  kill_record(p.segment, p.offset, p.payload_offset, p.payload_bytes);
+  kill_record(place);
 }
 
 bool DiskTier::alive(const CatalogPage& page) {
   return segments_.at(page.segment).file->alive(page.offset, page.key, page.group);
 }
 
-// Marks the record first: a hole under a live record would count as damage.
-void DiskTier::kill_record(uint64_t segment, uint64_t offset, uint64_t payload_offset,
-                           size_t bytes) {
-  const auto at = segments_.find(segment);
+// Marks the record first: a hole under a live record would count as damage. A file system that
+// copies what is overwritten has no room for the mark when it is full, unless the hole comes first.
+void DiskTier::kill_record(const StaleCopy& record) {
+  const auto at = segments_.find(record.segment);
   if (at == segments_.end()) return;
   SegmentFile& file = *at->second.file;
-  if (file.mark_dead(offset)) {
-    file.punch(payload_offset, bytes);
-    return;
-  }
+  bool dead = file.mark_dead(record.offset, record.record_bytes);
+  const bool is_full = !dead && lacks_room(errno);
+  if (dead || is_full) file.punch(record.payload_offset, record.payload_bytes);
+  if (is_full) dead = file.mark_dead(record.offset, record.record_bytes);
+  if (dead) return;
   const std::lock_guard index(index_);
   ++stats_.write_errors;
 }
@@ -89,22 +95,46 @@ void DiskTier::kill_own_stale_copies(uint64_t id) {
     }
     const StaleCopy s = it->second;
     it = stale_copies_.erase(it);
-    kill_record(s.segment, s.offset, s.payload_offset, s.payload_bytes);
+    kill_record(s);
   }
   const std::lock_guard index(index_);
   for (CatalogPage* page : dead) forget(page);
 }
 
+// Room on the disk is made only after pages were written: while this instance is idle, what other
+// programs take is theirs.
 void DiskTier::evict() {
-  for (int i = 0; i < kEvictionsAtOnce && options_.quota > 0 && stats_.bytes > options_.quota;
-       ++i) {
-    float retention_priority = 0;
-    CatalogPage* page = next_victim(&retention_priority);
+  int64_t bytes = std::exchange(wrote_, false) ? excess(0) : quota_ > 0 ? stats_.bytes - quota_ : 0;
+  for (int i = 0; i < kEvictionsAtOnce && bytes > 0; ++i) {
+    CatalogPage* page = next_victim();
     if (page == nullptr) return;
-    kill(page);
-    const std::lock_guard index(index_);
-    ++stats_.evicted;
+    bytes -= static_cast<int64_t>(page->disk_bytes);
+    evict_page(page);
   }
+}
+
+void DiskTier::evict_page(CatalogPage* page) {
+  kill(page);
+  const std::lock_guard index(index_);
+  ++stats_.evicted;
+}
+
+int64_t DiskTier::evict_bytes(int64_t bytes, const std::vector<BlockHash>& needed) {
+  const std::unordered_set<BlockHash> stay(needed.begin(), needed.end());
+  const std::lock_guard lock(io_);
+  check_process();
+  refresh_locked();
+  int64_t removed = 0;
+  while (removed < bytes) {
+    std::unique_lock index(index_);
+    CatalogPage* page = catalog_.least_valuable(&stay);
+    index.unlock();
+    if (page == nullptr) break;
+    removed += static_cast<int64_t>(page->disk_bytes);
+    evict_page(page);
+  }
+  tidy(0);
+  return removed;
 }
 
 // Writes retention priorities and last uses to the records; failures do no harm.

@@ -13,6 +13,8 @@ namespace turbomind {
 
 namespace {
 
+constexpr int64_t kLatestUse = int64_t{1} << 60;  // that is believed
+
 // Lists the ids of the folder's segments and of payload files, sorted. Returns false when it cannot
 // be read; `missing`: because it does not exist.
 bool list_folder(const std::string& folder, std::vector<uint64_t>* segments,
@@ -154,6 +156,9 @@ void DiskTier::take(Segment& segment, const SegmentFile::Found& found) {
   page.payload_offset = found.record.payload_offset;
   page.disk_bytes = SegmentFile::disk_bytes(page.payload_bytes) + found.bytes;
 
+  // After the clock was set back, pages that are used now still count as used last.
+  clock_ = std::max(clock_, std::min(page.last_use, kLatestUse));
+
   if (const auto at = segment.pages.find(found.offset); at != segment.pages.end()) {
     CatalogPage* known = at->second;
     if (known->key == page.key && known->group == page.group) {
@@ -165,15 +170,12 @@ void DiskTier::take(Segment& segment, const SegmentFile::Found& found) {
     }
     forget(known);
   }
-  const auto stale_copy = [](const CatalogPage& p) {
-    return StaleCopy{p.group, p.segment, p.offset, p.payload_offset, p.payload_bytes};
-  };
   if (CatalogPage* other = catalog_.find(page.key, page.group)) {
     if (std::pair(other->segment, other->offset) < std::pair(page.segment, page.offset)) {
-      stale_copies_.emplace(page.key, stale_copy(page));
+      stale_copies_.emplace(page.key, place_of(page));
       return;
     }
-    const StaleCopy old = stale_copy(*other);
+    const StaleCopy old = place_of(*other);
     forget(other);
     stale_copies_.emplace(page.key, old);
   }

@@ -1,5 +1,6 @@
 #include "tiers/disk/page_catalog.h"
 
+#include <algorithm>
 #include <tuple>
 #include <utility>
 
@@ -52,8 +53,12 @@ void PageCatalog::set_use(CatalogPage* page, float retention_priority, int64_t l
   if (leaf) leaves_.insert(page);
 }
 
-CatalogPage* PageCatalog::least_valuable() const {
-  return leaves_.empty() ? nullptr : *leaves_.begin();
+CatalogPage* PageCatalog::least_valuable(const std::unordered_set<BlockHash>* except) const {
+  const auto may_leave = [except](const CatalogPage* page) {
+    return except == nullptr || !except->contains(page->key);
+  };
+  const auto it = std::find_if(leaves_.begin(), leaves_.end(), may_leave);
+  return it == leaves_.end() ? nullptr : *it;
 }
 
 }  // namespace turbomind

@@ -6,6 +6,7 @@
 #include <memory>
 #include <set>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "tiers/page_index.h"
@@ -39,8 +40,9 @@ class PageCatalog : public PageIndex<CatalogPage> {
   void erase(CatalogPage* page);
   void set_use(CatalogPage* page, float retention_priority, int64_t last_use);
   // Returns the page with the lowest (retention priority, last use) among those that no stored page
-  // follows, since a page is useless without its parent; null when there is none.
-  CatalogPage* least_valuable() const;
+  // follows, since a page is useless without its parent, and are not in `except`; null when there
+  // is none.
+  CatalogPage* least_valuable(const std::unordered_set<BlockHash>* except = nullptr) const;
 
   template <typename F>
   void for_each(F&& f) {

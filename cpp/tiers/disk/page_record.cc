@@ -1,5 +1,6 @@
 #include "tiers/disk/page_record.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -14,6 +15,8 @@ constexpr uint32_t kMagic = 0x52504d54;  // "TMPR"
 constexpr uint16_t kVersion = 1;
 constexpr uint64_t kDead = 0x4441454447504d54;  // "TMPGDEAD"
 constexpr size_t kMaxText = 255;
+constexpr size_t kKeysOffset = 16, kShapeOffset = 48;
+constexpr size_t kChecksumsOffset = 80;  // of payload and record
 constexpr size_t kChecksumOffset = 88;
 constexpr size_t kBodyOffset = 128;
 constexpr int kMaxIndex = 1 << 20;  // of groups and heads
@@ -60,7 +63,6 @@ void decode_fields(const uint8_t* data, PageRecord* record) {
   record->payload_offset = get<uint64_t>(data + 64);
   page.payload_bytes = get<uint64_t>(data + 72);
   record->payload_checksum = get<uint64_t>(data + 80);
-  record->dead = get<uint64_t>(data + kMarkOffset) == kDead;
 
   const size_t tokens = get<uint16_t>(data + 6);
   page.tokens.resize(tokens);
@@ -134,11 +136,35 @@ size_t decode_record(const uint8_t* data, size_t bytes, uint64_t segment, uint64
   const size_t want =
       record_bytes(get<uint16_t>(data + 6), get<uint16_t>(data + 56), get<uint16_t>(data + 58));
   if (size != want || size > bytes || size > kMaxRecordBytes) return 0;
+  record->dead = marked_dead(data, size);
+  if (record->dead) {
+    record->payload_offset = get<uint64_t>(data + 64);
+    record->page.payload_bytes = get<uint64_t>(data + 72);
+    return record->page.payload_bytes <= kMaxPayloadBytes ? size : 0;
+  }
   if (get<uint64_t>(data + kChecksumOffset) != record_checksum(data, size, segment, offset))
     return 0;
   decode_fields(data, record);
   decode_use(data + kUseOffset, record);
   return valid_page(record->page) ? size : 0;
+}
+
+bool marked_dead(const uint8_t* data, size_t bytes) {
+  return bytes >= kMarkOffset + kMarkBytes && get<uint64_t>(data + kMarkOffset) == kDead;
+}
+
+void erase_record(uint8_t* data, size_t bytes) {
+  std::fill(data + kKeysOffset, data + kShapeOffset, uint8_t{0});
+  std::fill(data + kChecksumsOffset, data + kMarkOffset, uint8_t{0});
+  encode_mark(data + kMarkOffset);
+  std::fill(data + kUseOffset, data + bytes, uint8_t{0});
+}
+
+bool is_erased(const uint8_t* data, size_t bytes) {
+  const auto zeros = [data](size_t from, size_t to) {
+    return std::all_of(data + from, data + to, [](uint8_t byte) { return byte == 0; });
+  };
+  return zeros(kKeysOffset, kShapeOffset) && zeros(kBodyOffset, bytes);
 }
 
 void encode_mark(uint8_t out[kMarkBytes]) {

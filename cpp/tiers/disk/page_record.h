@@ -20,7 +20,8 @@ namespace turbomind {
 //
 // Mark and use change in place and are not covered by the record's checksum, which also covers
 // segment and offset: a record at another place is invalid. The payload's checksum also covers the
-// page's identity.
+// page's identity. Of a dead record only sizes and the place of its payload are left: tokens, block
+// hashes and checksums are overwritten with zeros, so that nothing can be read from it.
 struct PageRecord {
   StoredPage page;
   uint64_t payload_offset = 0;
@@ -45,9 +46,18 @@ uint64_t payload_checksum(const StoredPage& page, const uint8_t* payload);
 // Returns the bytes of a record; `record.page` is valid.
 std::vector<uint8_t> encode_record(const PageRecord& record, uint64_t segment, uint64_t offset);
 
-// Reads the record at `data` [bytes]. Returns its length in bytes; 0 when there is no valid one.
+// Reads the record at `data` [bytes]. Returns its length in bytes; 0 when there is no valid one. Of
+// a dead one only the place of the payload is read.
 size_t decode_record(const uint8_t* data, size_t bytes, uint64_t segment, uint64_t offset,
                      PageRecord* record);
+
+// Returns whether the record at `data` [bytes] is marked as dead, complete or not.
+bool marked_dead(const uint8_t* data, size_t bytes);
+
+// Overwrites the record at `data` [bytes] by that of a dead page. is_erased() returns whether that
+// was done: older versions only set the mark.
+void erase_record(uint8_t* data, size_t bytes);
+bool is_erased(const uint8_t* data, size_t bytes);
 
 // Write the bytes at kMarkOffset of a dead record, and at kUseOffset of a record of `key`.
 void encode_mark(uint8_t out[kMarkBytes]);

@@ -232,6 +232,9 @@ SegmentFile::Status SegmentFile::scan(Scan* scan) {
     at += found.bytes;
     index_end_ = at;
     const PageRecord& record = found.record;
+    // An older version has only set the mark, or a process has died after it.
+    if (record.dead && !is_erased(data.data() + found.offset, found.bytes))
+      mark_dead(found.offset, found.bytes);
     const uint64_t room = static_cast<uint64_t>(payload.st_size);
     const bool whole = record.payload_offset % kAlignment == 0 && record.payload_offset <= room &&
                        record.page.payload_bytes <= room - record.payload_offset;
@@ -241,7 +244,7 @@ SegmentFile::Status SegmentFile::scan(Scan* scan) {
       scan->records.push_back(std::move(found));
     } else if (!record.dead) {
       ++scan->damaged;
-      torn_.push_back(found.offset);
+      torn_.emplace_back(found.offset, found.bytes);
     }
   }
   return Status::good;
@@ -273,8 +276,8 @@ void SegmentFile::cut_tail() {
   const auto open = files();
   if (!owned_ || !open) return;
   // Their places are reused: left alive they would refer to payloads of other pages.
-  for (const uint64_t offset : torn_)
-    if (!mark_dead(offset)) return;
+  for (const auto& [offset, bytes] : torn_)
+    if (!mark_dead(offset, bytes)) return;
   torn_.clear();
   struct stat s;
   if (fstat(open->index, &s) == 0 && static_cast<uint64_t>(s.st_size) > index_end_)
@@ -357,7 +360,7 @@ SegmentFile::Status SegmentFile::read(uint64_t offset, const BlockHash& key, int
   const ssize_t head = read_some(open->index, data, sizeof(data), offset);
   if (head < 0) return Status::failed;
   if (decode_record(data, static_cast<size_t>(head), id_, offset, record) == 0)
-    return Status::damaged;
+    return marked_dead(data, static_cast<size_t>(head)) ? Status::gone : Status::damaged;
   if (record->dead) return Status::gone;
   const StoredPage& page = record->page;
   if (!(page.key == key) || page.group != group || page.payload_bytes != payload_bytes)
@@ -388,11 +391,18 @@ bool SegmentFile::alive(uint64_t offset, const BlockHash& key, int group) {
          !record.dead && record.page.key == key && record.page.group == group;
 }
 
-bool SegmentFile::mark_dead(uint64_t offset) {
+// The mark first: whoever reads the record while the rest is overwritten sees that it is dead.
+bool SegmentFile::mark_dead(uint64_t offset, size_t bytes) {
   const auto open = files();
-  uint8_t mark[kMarkBytes];
-  encode_mark(mark);
-  return open && open->writable && write_all(open->index, mark, kMarkBytes, offset + kMarkOffset);
+  uint8_t data[kMaxRecordBytes] = {};
+  encode_mark(data);
+  if (!open || !open->writable || !write_all(open->index, data, kMarkBytes, offset + kMarkOffset))
+    return false;
+  bytes = std::min(bytes, kMaxRecordBytes);
+  const ssize_t got = read_some(open->index, data, bytes, offset);
+  if (got < static_cast<ssize_t>(kMinRecordBytes)) return got >= 0;
+  erase_record(data, static_cast<size_t>(got));
+  return write_all(open->index, data, static_cast<size_t>(got), offset);
 }
 
 bool SegmentFile::save_use(uint64_t offset, float retention_priority, int64_t last_use,

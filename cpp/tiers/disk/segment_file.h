@@ -9,6 +9,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tiers/disk/direct_reader.h"
@@ -85,7 +86,8 @@ class SegmentFile {
               DirectReader::Use use, PageRecord* record, uint8_t* payload);
   bool alive(uint64_t offset, const BlockHash& key,
              int group);  // by its record, without the payload
-  bool mark_dead(uint64_t offset);
+  // Marks the record [bytes] as dead and overwrites its tokens and block hashes.
+  bool mark_dead(uint64_t offset, size_t bytes);
   bool save_use(uint64_t offset, float retention_priority, int64_t last_use, const BlockHash& key);
   // Frees the blocks of a dead payload. Returns false when the file system has no holes.
   bool punch(uint64_t offset, size_t bytes);
@@ -116,10 +118,11 @@ class SegmentFile {
   Kind kind_ = Kind::ours;
   bool named_ = true;  // the folder's entries of the files have been synced
   bool sync_failed_ = false;
-  uint64_t index_end_ = 0;      // after the last valid record
-  uint64_t payload_end_ = 0;    // aligned
-  std::vector<uint64_t> torn_;  // live records with an incomplete payload, at the last scan
-  struct stat seen_ = {};       // of the index file, at the last scan
+  uint64_t index_end_ = 0;    // after the last valid record
+  uint64_t payload_end_ = 0;  // aligned
+  // Live records with an incomplete payload, at the last scan: offset and bytes.
+  std::vector<std::pair<uint64_t, size_t>> torn_;
+  struct stat seen_ = {};  // of the index file, at the last scan
   bool unsure_ =
       true;  // written so shortly before that scan that a change may not show in its time
 };
