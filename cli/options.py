@@ -14,6 +14,7 @@ from turbomind import _C
 from turbomind.device import gpu_options, rank_count
 from turbomind.loading.loader import ModelInfo, describe
 from turbomind.loading.quantize import read_quantize
+from turbomind.tiers import parse_quota
 
 Result = TypeVar("Result")
 
@@ -68,6 +69,23 @@ Tp = Annotated[
         help="Tensor parallelism: ranks that the model is cut over, each on a GPU or with a part "
         "of the CPU's threads. [default: "
         "$TURBOMIND_TP, else the number of GPUs of --device, else 1]"
+    ),
+]
+
+
+def _checked_quota(value: str | None) -> str | None:
+    if value is not None:
+        parse_quota("--disk-quota", value)
+    return value
+
+
+DiskQuota = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        callback=_checked_quota,
+        help="Most KV on disk: a size such as 20GiB, none, or auto: a tenth of what is free or KV "
+        "already, at least 1GiB, and 5GiB or 5% of the disk stay free. [default: auto]",
     ),
 ]
 

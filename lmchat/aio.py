@@ -361,7 +361,7 @@ class AsyncChatEngine:
         *,
         store: str | os.PathLike[str] | Store = "disk",
         persist_pages: bool = True,
-        disk_quota: int | str | None = None,
+        disk_quota: int | str | None = "auto",
         max_queue: int = MAX_QUEUE,
         idle_close: float | None = IDLE_CLOSE,
         max_open_sessions: int = MAX_OPEN,

@@ -80,7 +80,9 @@ class ChatEngine(StatelessVerbs):
             "memory" (sessions end with this engine), the path of a data directory, or a `Store`.
         persist_pages: whether KV pages of sessions are written to disk beside the store. Needs
             `prefix_reuse`.
-        disk_quota: largest size of these pages, in bytes or as a text like "20GiB"; None: no limit.
+        disk_quota: largest size of these pages, in bytes or as a text like "20GiB". "auto": a tenth
+            of what is free or taken by them already, at least 1 GiB, and 5 GiB (or a twentieth of a
+            smaller file system) stay free. None: no limit.
         max_queue: requests that may wait for a slot of the batch. One more raises Overloaded,
             unless its owner is below its share: then the newest one of the owner furthest above its
             share ends with that error.
@@ -105,7 +107,7 @@ class ChatEngine(StatelessVerbs):
         *,
         store: str | os.PathLike[str] | Store = "disk",
         persist_pages: bool = True,
-        disk_quota: int | str | None = None,
+        disk_quota: int | str | None = "auto",
         max_queue: int = MAX_QUEUE,
         max_wait: float = MAX_WAIT,
         idle_close: float | None = IDLE_CLOSE,
@@ -151,7 +153,7 @@ class ChatEngine(StatelessVerbs):
             builder = PromptBuilder(text.tokenizer, template, info.eos_token_ids)
             self.core.set_eos_token_ids(builder.end_token_ids)
             model_settings = settings_module.from_generation_config(info.generation_defaults)
-            pages = LowerTiers(self.core, tiers.get("page_folder"))
+            pages = LowerTiers(self.core, tiers.get("page_folder"), tiers.get("disk_quota"))
             durability = Durability(store, pages)
             started.append(durability.close)
             reader = Reader()

@@ -18,7 +18,7 @@ from lmchat.errors import InvalidRequest, ModelError, NotFound
 from lmchat.generation.settings import SETTINGS, validate
 
 from ..errors import INTERRUPTED, note
-from ..options import Json, Model, with_engine_options
+from ..options import DiskQuota, Json, Model, with_engine_options
 from . import one_answer
 from .remote import Server, choose_remote
 from .session_choice import (
@@ -74,6 +74,7 @@ def command(
         bool,
         typer.Option("--no-store", "--private", help="Store nothing on disk."),
     ] = False,
+    disk_quota: DiskQuota = None,
     overflow: Annotated[
         str | None,
         typer.Option(
@@ -166,6 +167,10 @@ def command(
     settings = _settings(given, parse_pairs(more or ()))
     if overflow not in (None, "refuse", "drop"):
         raise InvalidRequest(f"--overflow is {overflow!r}, expected refuse or drop")
+    if disk_quota is not None:
+        if private:
+            raise InvalidRequest("--disk-quota is given with --no-store, expected one of them")
+        engine["disk_quota"] = disk_quota
     server = Server.of(url, api_key, model=model, private=private, engine=engine)
     if server is None:
         chosen = choose(model, session, latest, private)

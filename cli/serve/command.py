@@ -21,7 +21,7 @@ from lmchat.bundled import find_model
 from lmchat.errors import InvalidRequest
 
 from ..errors import INTERRUPTED, note
-from ..options import Model, with_engine_options
+from ..options import DiskQuota, Model, with_engine_options
 from .options import Usage, config_of, engine_options, example, log_level
 
 if TYPE_CHECKING:
@@ -158,10 +158,7 @@ def checked(
     host_memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="KV tier in host memory, such as 8GiB.")
     ] = None,
-    disk_quota: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", help="Most KV on disk, such as 20GiB. [default: no limit]"),
-    ] = None,
+    disk_quota: DiskQuota = None,
     import_pages: Annotated[
         bool, typer.Option("--import-pages", help="Use KV pages in imported archives.")
     ] = False,

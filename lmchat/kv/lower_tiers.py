@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from lmchat.errors import Error, InvalidRequest
 from lmchat.store.prefixes import PAGE, SharedPrefix
 from turbomind import Engine, Flushed, Handle
+from turbomind.tiers import parse_quota
 
 if TYPE_CHECKING:
     from turbomind.pages import PageStore
@@ -27,11 +28,13 @@ class LowerTiers:
     Args:
         core: the engine.
         folder: the folder of pages on disk; None: sessions are not persisted.
+        quota: largest size of these pages, as in `tier_options()`.
     """
 
-    def __init__(self, core: Engine, folder: Path | None) -> None:
+    def __init__(self, core: Engine, folder: Path | None, quota: int | str | None = None) -> None:
         self._core = core
         self._folder = folder
+        self._quota = quota
         self.persist = folder is not None
         self._unsaved: set[bytes] = set()  # keys that were reported
 
@@ -99,7 +102,7 @@ class LowerTiers:
         from turbomind.pages import PageStore
 
         self._flush()
-        store = PageStore(self._folder)
+        store = PageStore(self._folder, self._quota)
         try:
             yield store
         finally:
@@ -145,20 +148,19 @@ def tier_options(
     Args:
         folder: the data directory; None: no pages on disk.
         persist_pages: whether pages are written to disk.
-        disk_quota: largest size of the pages, in bytes or as a text such as "20GiB"; None: no
-            limit.
+        disk_quota: largest size of the pages, in bytes or as a text such as "20GiB"; "auto": the
+            engine chooses; None: no limit.
 
     Raises:
-        InvalidRequest: persist_pages is no bool.
+        InvalidRequest: persist_pages is not a bool, or disk_quota is none of these.
     """
+    parse_quota("disk_quota", disk_quota)
     if not isinstance(persist_pages, bool):
         raise InvalidRequest(f"persist_pages is {persist_pages!r}, expected True or False")
     if folder is None or not persist_pages:
         return {}
-    options: dict[str, Any] = {
+    return {
         "page_folder": folder / "pages",
         "weights_digests": folder / "digests.json",
+        "disk_quota": disk_quota,
     }
-    if disk_quota is not None:
-        options["disk_quota"] = disk_quota
-    return options

@@ -76,6 +76,8 @@ def test_a_question_that_is_refused_leaves_no_session(script, model, data_dir):
     [
         (["--session", "a", "--continue"], "--session and --continue are given, expected one"),
         (["--no-store", "-c"], "--continue and --no-store are given"),
+        (["--no-store", "--disk-quota", "1GiB"], "--disk-quota is given with --no-store"),
+        (["--disk-quota", "much"], "--disk-quota is 'much', expected bytes as an int or a text"),
         (["--overflow", "grow"], "--overflow is 'grow', expected refuse or drop"),
         (["--session", " a"], "session name is ' a'"),
     ],
