@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lmchat.errors import InvalidRequest
+from lmchat.errors import Error, InvalidRequest
 from lmchat.generation import settings as settings_module
 from lmchat.generation.settings import SETTINGS, Effective
 from lmchat.sessions.branches import user_turn
@@ -229,3 +230,15 @@ class Planner:
         if turn is None or turn.role != "assistant":
             raise InvalidRequest(f"{verb}: the conversation has no reply, expected one")
         return turn
+
+
+def unanswered_prompt(runtime: Runtime, record: SessionRecord) -> list[list[int]]:
+    """Returns the prompt of a question that was stopped before its reply, which may have KV on
+    disk. Returns an empty list where there is none, or where it cannot be made again."""
+    if not record.unanswered:
+        return []
+    with contextlib.suppress(Error):
+        plan = Planner(runtime, record).count(record.unanswered, None)
+        before = record.tree.token_ids(plan.parent) if plan.parent is not None else []
+        return [[*before[: plan.prefix_length], *plan.suffix]]
+    return []

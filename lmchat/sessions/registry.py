@@ -20,6 +20,7 @@ from lmchat.generation.state import State
 from lmchat.kv.handle_cache import HandleCache
 from lmchat.kv.page_deletion import free_pages, unfinished
 from lmchat.sessions.context import SessionContext
+from lmchat.sessions.planner import unanswered_prompt
 from lmchat.sessions.runtime import Runtime
 from lmchat.sessions.session import Session
 from lmchat.store.prefixes import Transcript, ends
@@ -278,6 +279,7 @@ class SessionRegistry:
             self._check_open()
             session = self._known(record.id)
         ids = ends(record) + unfinished(self._runtime.store, record)
+        ids += unanswered_prompt(self._runtime, record)
         if session is None:
             self._runtime.store.remove(record)
         else:

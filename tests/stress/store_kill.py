@@ -30,7 +30,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from lmchat.store.records import Lease, SessionRecord, TurnStart
-from lmchat.store.sqlite import database, schema
+from lmchat.store.sqlite import checkpointer, database, schema
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 from lmchat.store.turns import Turn, TurnTree
 
@@ -39,7 +39,7 @@ LONGEST = 0.020  # seconds from the fork to the kill
 MIGRATIONS = 0.05  # of the cases begin with a file of version 1
 
 # So that the log is copied into the file often, by its thread too.
-database._LOG_BYTES, database._LOG_STEP, database._LOG_LIMIT = 128 << 10, 32 << 10, 16 << 10
+checkpointer.LOG_BYTES, checkpointer._LOG_STEP, database._LOG_LIMIT = 128 << 10, 32 << 10, 16 << 10
 
 World = dict[str, Any]  # session id: (what the session is, what its journal holds)
 

@@ -3,9 +3,10 @@
 SQLite in WAL mode. Acknowledged changes run with synchronous=FULL, which syncs the log at each
 commit. The journal runs with synchronous=NORMAL: a commit is a write to the log, which survives the
 death of the process, and `sync()` makes the log survive a power cut. A background thread
-checkpoints once the log has grown; no transaction does.
+checkpoints once the log has grown, and soon after a deletion; no transaction does.
 
-A deletion writes to the log too. On a full disk the reserve file is removed for it (`deleting()`).
+On a full disk pages of KV are removed for a transaction (`with_room()`), and where there are none,
+the reserve file for a deletion (`deleting()`).
 
 Not here: SQL of the tables (`tables`, `journal`, `search`, `prefix_table`).
 """
@@ -20,28 +21,39 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from lmchat.errors import InvalidRequest, StoreError
 from lmchat.store.data_directory import private_file
-from lmchat.store.sqlite import schema
-from lmchat.store.sqlite.reserve_file import ReserveFile, free_bytes
+from lmchat.store.sqlite import schema, search_index
+from lmchat.store.sqlite.checkpointer import Checkpointer
+from lmchat.store.sqlite.reserve_file import ReserveFile
+from lmchat.store.sqlite.room import FIRST_BYTES, FULL, Room, is_full
 from turbomind.descriptors import is_exhausted
 
 BUSY_SECONDS = 10.0
 """Longest wait of a transaction for one of another process."""
 
-_LOG_BYTES = 4 << 20  # size of the log that starts a checkpoint
-_LOG_STEP = 1 << 20  # growth until the next attempt, where a reader prevented its end
 _LOG_LIMIT = 1 << 20  # size that the log's file shrinks to after a checkpoint
 _IDLE_READERS = 4
 _NO_ROOM = ("disk I/O", "full", "unable to open", "readonly")
 """Parts of SQLite's messages where it cannot write a log."""
-_LEAST_FREE = 64 << 10  # bytes: the index of a log alone has 32 KiB
+_TRUNCATE_SECONDS = 0.1  # longest wait of that checkpoint, during which no transaction begins
 _FILES = 4  # that a connection may open: file, log, its index, and the folder to sync it
 _HEADER_BYTES = 100  # of a file of SQLite
+
+
+Result = TypeVar("Result")
+_Place = tuple[int, int]  # device and inode of a file
+
+
+class _Writer(NamedTuple):
+    """A connection that writes, and its log."""
+
+    connection: sqlite3.Connection
+    log: _Place | None
 
 
 class _Forked(Protocol):
@@ -65,7 +77,11 @@ class Database:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.needed_pages: Callable[[], Iterable[bytes]] = tuple
+        """Returns the keys of pages that a full disk does not take."""
         self._reserve = ReserveFile(path.with_name(path.name + "-spare"))
+        self._room = Room(path.parent)
+        self._file: _Place | None = None
         self._reset()
         _check_left(path)
         self._unwritable: sqlite3.OperationalError | None = (
@@ -76,13 +92,21 @@ class Database:
             beside = path.with_name(path.name + suffix)
             if beside.exists():
                 private_file(beside)
-        with self.explained():
-            try:
-                self._readers.append(self._opened())
-            except sqlite3.OperationalError as error:
-                self._readers.append(self._opened_to_read(error))
+        try:
+            self.with_room(self._open)
+        except StoreError as error:
+            cause = error.__cause__
+            if not isinstance(cause, sqlite3.OperationalError):
+                raise
+            with self.explained():
+                self._readers.append(self._opened_to_read(cause))
+        self._file = _place(path)
         if self._unwritable is None:
             self._reserve.allocate()
+
+    def _open(self) -> None:
+        with self.explained():
+            self._readers.append(self._opened())
 
     def _opened(self) -> sqlite3.Connection:
         """Opens a connection, and migrates the file to the newest version if it can be written."""
@@ -117,23 +141,45 @@ class Database:
         except sqlite3.Error:
             raise error from None
 
-    # --- deletions on a full disk -----------------------------------------------------------------
+    # --- a full disk ------------------------------------------------------------------------------
+
+    def with_room(self, work: Callable[[], Result]) -> Result:
+        """Runs `work`, a transaction; on a full disk again, each time after pages of KV were
+        removed, until it succeeds or none is left that may leave.
+
+        Args:
+            work: changes nothing when it raises StoreError.
+        """
+        size, again = FIRST_BYTES, True
+        while True:
+            seen = self._room.made
+            try:
+                return work()
+            except StoreError as error:
+                if not _lacks_room(error.__cause__):
+                    raise
+                if self._room.make(size, seen, self.needed_pages):
+                    size *= 2
+                elif again and "full" in str(error.__cause__):  # another program has made room
+                    again = False
+                else:
+                    raise
 
     def deleting(self, work: Callable[[], None]) -> None:
-        """Runs `work`, a transaction that deletes; on a full disk, again without the reserve
-        file."""
+        """Runs `work`, a transaction that deletes, as `with_room()` does; if that does not suffice,
+        again without the reserve file. What is left of the deleted is removed soon."""
         try:
-            work()
-            return
+            self.with_room(work)
         except StoreError as error:
             if not _lacks_room(error.__cause__) or not self._release_reserve():
                 raise
-        try:
-            work()
-        finally:
-            with contextlib.suppress(StoreError):
-                self.checkpoint("TRUNCATE")  # frees the room of the log
-            self._reserve.allocate(from_the_last=True)
+            try:
+                work()
+            finally:
+                with contextlib.suppress(StoreError):
+                    self.checkpoint("TRUNCATE")  # frees the room of the log
+                self._reserve.allocate(from_the_last=True)
+        self.deleted()
 
     def _release_reserve(self) -> bool:
         """Removes the reserve file, and reopens a store that could only be read.
@@ -171,9 +217,8 @@ class Database:
         )  # of this process: SQLite would make threads sleep and poll
         self._durable_turn = threading.Lock()
         self._readers: list[sqlite3.Connection] = []
-        self._writers: dict[bool, sqlite3.Connection] = {}
-        self._checkpoint: threading.Thread | None = None
-        self._checkpoint_at = _LOG_BYTES
+        self._writers: dict[bool, _Writer] = {}
+        self._checkpointer = Checkpointer(self.checkpoint, self._forget)
 
     @property
     def can_write(self) -> bool:
@@ -230,18 +275,23 @@ class Database:
             self._check_open()
             if self._unwritable is not None:
                 raise sqlite3.OperationalError(str(self._unwritable))
-            connection = self._writers.get(durable)
-            if connection is None:
-                connection = self._writers[durable] = self._connect(durable)
+            writer = self._writers.get(durable)
+            if writer is None:
+                writer = self._writers[durable] = _Writer(self._connect(durable), None)
+            connection = writer.connection
             try:
                 connection.execute("BEGIN IMMEDIATE")
+                if writer.log is None:
+                    log = self._known_log() or _place(self._log())
+                    self._writers[durable] = _Writer(connection, log)
                 yield connection
+                self._check_place()
                 connection.execute("COMMIT")
             except BaseException:
                 self._roll_back(connection, durable)
                 raise
         if durable:
-            self._consider_checkpoint()
+            self._wrote()
 
     def _roll_back(self, connection: sqlite3.Connection, durable: bool) -> None:
         try:
@@ -251,7 +301,22 @@ class Database:
             del self._writers[durable]
             connection.close()
 
+    def _known_log(self) -> _Place | None:
+        """Returns the place of the log, which stays while a connection that has used it is open."""
+        return next((w.log for w in list(self._writers.values()) if w.log is not None), None)
+
+    def _check_place(self) -> None:
+        """Raises StoreError if the file, or its log, was removed or replaced: what is written now
+        would be lost with the old one. A file that was moved away and back is the same."""
+        for path, known in ((self.path, self._file), (self._log(), self._known_log())):
+            if known is not None and _place(path) not in (known, _UNKNOWN):
+                raise StoreError(
+                    f"the store {path} was removed or replaced while this process had it open: "
+                    "nothing was changed. Put it back, or start again to use what is there now"
+                )
+
     def _connect(self, durable: bool = True) -> sqlite3.Connection:
+        self._check_place()
         # One thread at a time uses a connection, not always the same one.
         mode = "mode=rw" if self._unwritable is None else "mode=ro&immutable=1"
         connection = sqlite3.connect(
@@ -301,6 +366,7 @@ class Database:
         closing it loses none.
         """
         self._check_open()
+        self._check_place()
         log = self._log()
         try:
             fd = os.open(log, os.O_RDWR)
@@ -314,7 +380,7 @@ class Database:
             raise StoreError(f"cannot sync {log}: {error.strerror or error}") from error
         finally:
             os.close(fd)
-        self._consider_checkpoint()
+        self._checkpointer.written(self._log_bytes())
 
     def _log(self) -> Path:
         return self.path.with_name(self.path.name + "-wal")
@@ -325,52 +391,62 @@ class Database:
         except OSError:
             return 0
 
-    def _consider_checkpoint(self) -> None:
-        size = self._log_bytes()
-        if size < _LOG_BYTES:
-            self._checkpoint_at = _LOG_BYTES
-        elif size >= self._checkpoint_at and self._checkpoint is None and not self._closed:
-            self._checkpoint_at = size + _LOG_STEP
-            thread = threading.Thread(target=self._run_checkpoint, name="lmchat-checkpoint")
-            thread.daemon = True
-            self._checkpoint = thread
-            try:
-                thread.start()
-            except RuntimeError:  # at interpreter exit, or with too many threads: the log stays
-                self._checkpoint = None
+    def _wrote(self) -> None:
+        """What follows a durable commit."""
+        self._reserve.allocate()
+        self._checkpointer.written(self._log_bytes())
 
-    def _run_checkpoint(self) -> None:
-        try:
-            self.checkpoint()
-        except StoreError:
-            pass  # the log stays readable; the next transaction reports the error
-        finally:
-            self._checkpoint = None
-
-    def checkpoint(self, mode: str = "PASSIVE") -> None:
+    def checkpoint(self, mode: str = "PASSIVE") -> bool:
         """Copies the log into the file, as far as no reader needs the old state.
 
         Args:
             mode: "PASSIVE" waits for no other connection; "TRUNCATE" waits, and empties the log.
+
+        Returns:
+            Whether all of the log was copied, and for "TRUNCATE" that it is empty now.
         """
+        return self.with_room(lambda: self._checkpoint(mode, BUSY_SECONDS))
+
+    def _checkpoint(self, mode: str, timeout: float) -> bool:
         with self.explained():
             self._check_open()
             connection = self._connect()
             try:
-                connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
+                connection.execute(f"PRAGMA busy_timeout = {timeout * 1000:.0f}")
+                found = connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
             finally:
                 connection.close()
+        return found is not None and not found[0] and found[1] == found[2]
+
+    def deleted(self) -> None:
+        """Removes what deletions have left in the search index and in the log, soon."""
+        self._checkpointer.deleted()
+
+    def _forget(self) -> bool:
+        """Removes what deletions have left. Returns whether nothing is left."""
+        while self._forget_words():
+            pass
+        self._checkpoint("PASSIVE", BUSY_SECONDS)  # leaves little for the next, which excludes all
+        with self._writing:
+            return self._checkpoint("TRUNCATE", _TRUNCATE_SECONDS)
+
+    def _forget_words(self) -> bool:
+        """Does a piece of the removal of deleted words from the search index.
+
+        Returns:
+            Whether there is more to do.
+        """
+        with self.writing(durable=False) as connection:
+            return search_index.forget(connection)
 
     # --- life --------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Closes the connections. The last one to the file checkpoints it. Idempotent."""
-        thread = self._checkpoint
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+        self._checkpointer.close()
         with self._writing:
             self._closed = True
-            for connection in (*self._writers.values(), *self._readers):
+            for connection in self._connections():
                 with contextlib.suppress(sqlite3.Error):
                     connection.close()
             self._writers.clear()
@@ -381,11 +457,14 @@ class Database:
 
         They and their locks are the parent's; closing them here could release its locks.
         """
-        for connection in (*self._writers.values(), *self._readers):
+        for connection in self._connections():
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
         closed = self._closed
         self._reset()
         self._closed = closed
+
+    def _connections(self) -> list[sqlite3.Connection]:
+        return [*(writer.connection for writer in self._writers.values()), *self._readers]
 
     def _check_open(self) -> None:
         if self._closed:
@@ -447,7 +526,7 @@ def _explain(error: sqlite3.Error | UnicodeDecodeError, path: Path) -> str:
         return f"it cannot be written ({message}): nothing was changed"
     if "locked" in message:
         return f"another process has written for more than {BUSY_SECONDS:.0f} s ({message})"
-    if "disk I/O" in message and _is_full(path):
+    if "disk I/O" in message and is_full(path.parent):
         return f"the disk is full ({message}): nothing was changed"
     if "disk I/O" in message:
         return f"the disk refused to read or write ({message}): nothing was changed"
@@ -458,16 +537,24 @@ def _explain(error: sqlite3.Error | UnicodeDecodeError, path: Path) -> str:
     return message
 
 
-def _is_full(path: Path) -> bool:
-    """Returns whether the disk has no room for a log; SQLite does not always report that."""
+_UNKNOWN = (-1, -1)  # the place of a file that the system does not report
+
+
+def _place(path: Path) -> _Place | None:
+    """Returns the place of a file, None where there is none."""
     try:
-        return free_bytes(path.parent) < _LEAST_FREE
+        facts = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
     except OSError:
-        return False
+        return _UNKNOWN
+    return facts.st_dev, facts.st_ino
 
 
 def _lacks_room(error: BaseException | None) -> bool:
-    """Returns whether SQLite's message means, or may mean, a lack of room."""
+    """Returns whether the error means, or may mean, a lack of room."""
+    if isinstance(error, OSError):
+        return error.errno in FULL
     message = str(error)
     return isinstance(error, sqlite3.Error) and any(words in message for words in _NO_ROOM)
 

@@ -149,12 +149,13 @@ def is_there(connection: sqlite3.Connection, key: int) -> bool:
     return found.fetchone() is not None
 
 
-def begun(connection: sqlite3.Connection, owner: str) -> list[int]:
-    """Returns the keys of an owner's sessions that have a journal."""
+def begun(connection: sqlite3.Connection, owner: str | None) -> list[int]:
+    """Returns the keys of an owner's sessions that have a journal, or of all sessions."""
+    where, values = ("1", ()) if owner is None else ("s.owner = ?", (codec.column(owner),))
     found = connection.execute(
         "SELECT s.key FROM journal_starts AS j JOIN sessions AS s ON s.key = j.session "
-        "WHERE s.owner = ?",
-        (codec.column(owner),),
+        f"WHERE {where}",
+        values,
     )
     return [key for (key,) in found]
 

@@ -1,4 +1,4 @@
-"""The reserve file: room on the disk for deletions when the disk is full.
+"""The reserve file: room for deletions on a full disk. It is made whenever there is room for it.
 
 Not here: when it is used (`database`).
 """
@@ -12,8 +12,8 @@ from pathlib import Path
 BYTES = 4 << 20
 """Size of the file: enough for the log of deleting a session of about 100,000 tokens."""
 
-_ROOM = 8 * BYTES  # free bytes needed to allocate it
-_HALVED = 6  # sizes tried, each half of the one before
+_SHARE = 8  # it takes at most this part of the free bytes
+_LEAST = 128 << 10  # bytes: a smaller file is of no use
 
 
 class ReserveFile:
@@ -23,23 +23,34 @@ class ReserveFile:
         self._path = path
 
     def allocate(self, *, from_the_last: bool = False) -> None:
-        """Allocates the file if it is missing or too small.
+        """Allocates the file if it is missing or too small, and there is room for it: on a small
+        disk for a smaller one. It may be called often.
 
         Args:
-            from_the_last: also where the disk has less than 32 MiB free.
+            from_the_last: also where it takes more than an eighth of what is free.
         """
-        try:
+        with contextlib.suppress(OSError):
             there = self._path.stat().st_size if self._path.exists() else 0
-            if there >= BYTES or not (from_the_last or free_bytes(self._path.parent) >= _ROOM):
+            if there >= BYTES:
                 return
-            fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError:
-            return
+            free = free_bytes(self._path.parent) // (1 if from_the_last else _SHARE)
+            size = BYTES
+            while size > max(there, _LEAST) and (size > free or not self._grow(size)):
+                size //= 2
+
+    def _grow(self, size: int) -> bool:
+        """Allocates `size` bytes for the file, or leaves it as it is. Returns whether it did."""
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            if not any(_allocated(fd, BYTES >> halved) for halved in range(_HALVED)):
-                self.release()
+            there = os.fstat(fd).st_size
+            try:
+                os.posix_fallocate(fd, 0, size)
+            except (OSError, AttributeError):  # AttributeError: not on this system
+                os.ftruncate(fd, there)
+                return False
         finally:
             os.close(fd)
+        return True
 
     def release(self) -> bool:
         """Removes the file. Returns whether it existed."""
@@ -53,13 +64,3 @@ def free_bytes(folder: Path) -> int:
     """Returns the bytes that the folder's file system has free for this user. Raises OSError."""
     disk = os.statvfs(folder)
     return disk.f_bavail * disk.f_frsize
-
-
-def _allocated(fd: int, size: int) -> bool:
-    """Allocates `size` bytes for the file. Returns whether that succeeded."""
-    with contextlib.suppress(OSError, AttributeError):  # AttributeError: not on this system
-        os.posix_fallocate(fd, 0, size)
-        return True
-    with contextlib.suppress(OSError):
-        os.ftruncate(fd, 0)
-    return False

@@ -7,17 +7,18 @@ Not here: the SQL of its tables (`tables`, `journal`, `prefix_table`, `search`) 
 from __future__ import annotations
 
 import contextlib
+import functools
 import sqlite3
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from lmchat.errors import InvalidRequest, SessionBusy, StoreError
 from lmchat.store.data_directory import DATABASE, private_folder
-from lmchat.store.prefixes import SharedPrefix, journalled
+from lmchat.store.prefixes import SharedPrefix
 from lmchat.store.protocol import Stale, check_name
 from lmchat.store.records import (
     AskedState,
@@ -35,6 +36,8 @@ from lmchat.store.sqlite import (
     prefix_table,
     requests,
     rows,
+    running,
+    search_index,
     tables,
     verify,
 )
@@ -47,6 +50,22 @@ RELEASE_SECONDS = 0.25
 """Longest wait in `begin()` for an owner that still writes the KV pages of its last turn."""
 
 _POLL_SECONDS = 0.005  # between two looks whether such a lease was released
+
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+
+def _making_room(
+    method: Callable[Concatenate[SqliteStore, P], Result],
+) -> Callable[Concatenate[SqliteStore, P], Result]:
+    """Returns a method that writes, and on a full disk does so after pages of KV were removed."""
+
+    @functools.wraps(method)
+    def call(self: SqliteStore, /, *args: P.args, **kwargs: P.kwargs) -> Result:
+        return self._database.with_room(lambda: method(self, *args, **kwargs))
+
+    return call
 
 
 class SqliteStore:
@@ -68,14 +87,24 @@ class SqliteStore:
     def __init__(self, data_dir: Path | str) -> None:
         self.data_dir = Path(data_dir).absolute()
         private_folder(self.data_dir)
-        self._database = Database(self.data_dir / DATABASE)
+        self._database = database = Database(self.data_dir / DATABASE)
+        database.needed_pages = functools.partial(running.needed_pages, database)
         self._holding = _Holding(self.data_dir / "owners")
         self._finalizer = weakref.finalize(self, _close, self._database, self._holding)
         after_fork(self)
+        self._resume_cleaning()
 
     def close(self) -> None:
         """Closes the file and ends the leases of this store. Their journals stay."""
         self._finalizer()
+
+    def _resume_cleaning(self) -> None:
+        """Removes what deletions of a process that died have left."""
+        if self._database.can_write:
+            with self._database.reading() as connection:
+                is_noted = search_index.is_noted(connection)
+            if is_noted:
+                self._database.deleted()
 
     def abandon(self) -> None:
         """Abandons connections and leases in a forked child: they are the parent's."""
@@ -96,6 +125,7 @@ class SqliteStore:
             row = tables.row_of_id(connection, owner, session_id)
             return None if row is None else tables.load(connection, row)
 
+    @_making_room
     def add(self, record: SessionRecord) -> SessionRecord:
         """Adds a new session with its turns and returns its record.
 
@@ -107,6 +137,7 @@ class SqliteStore:
             tables.insert(connection, record)
         return replace(record, revision=1)
 
+    @_making_room
     def add_numbered(self, record: SessionRecord) -> SessionRecord:
         """Adds a session and returns its record. If its name is empty or taken, it gets the next
         free one of "chat-1", "chat-2"...
@@ -131,6 +162,7 @@ class SqliteStore:
         for key, maker in journal.new_ones(connection, owner):
             if not living(maker):
                 tables.delete(connection, key)
+                self._database.deleted()
 
     def refresh(self, record: SessionRecord) -> SessionRecord:
         """Reads what other writers have changed since.
@@ -147,6 +179,7 @@ class SqliteStore:
                 return record
             return tables.updated(connection, row, record)
 
+    @_making_room
     def rename(self, record: SessionRecord, name: str) -> SessionRecord:
         """Renames the session and returns its record. This makes no writer stale, so it works
         during generation too.
@@ -163,6 +196,7 @@ class SqliteStore:
         is_current = record.revision == row.revision
         return replace(record, name=name, revision=revision if is_current else record.revision)
 
+    @_making_room
     def change(self, record: SessionRecord, turns: Sequence[Turn] = ()) -> SessionRecord:
         """Stores the record's fields and new or changed turns in one durable transaction.
 
@@ -241,12 +275,13 @@ class SqliteStore:
         with self._database.reading() as connection:
             found = prefix_table.common(connection, owner, token_ids)
             for key in journal.begun(connection, owner):
-                for other in _journalled(connection, key):
+                for other in running.transcripts(connection, key):
                     found.compare(token_ids, other)
         return found
 
     # --- one turn ----------------------------------------------------------------------------
 
+    @_making_room
     def begin(self, record: SessionRecord, start: TurnStart, request: str = "") -> Lease:
         """Takes the session's lease and durably stores the start of a turn.
 
@@ -295,9 +330,13 @@ class SqliteStore:
         Raises:
             Stale: leases are not the newest of their sessions; the others are stored.
         """
+        entries = list(tokens)
+        return self._database.with_room(lambda: self._journal(entries))
+
+    def _journal(self, entries: list[tuple[Lease, Sequence[int]]]) -> list[Lease]:
         stale: list[Lease] = []
         with self._database.writing(durable=False) as connection:
-            for lease, token_ids in tokens:
+            for lease, token_ids in entries:
                 key = self._held(connection, lease)
                 if key is None:
                     stale.append(lease)
@@ -317,6 +356,7 @@ class SqliteStore:
         token = self._holding.token
         return [] if token is None else journal.stops(connection, token)
 
+    @_making_room
     def request_stop(self, record: SessionRecord, fencing_token: int) -> None:
         """Asks the process that generates under the lease of this token to stop. Does nothing once
         the turn has ended. The request is not synced: a crash ends the turn too.
@@ -334,6 +374,7 @@ class SqliteStore:
         """Makes all journalled tokens survive a power cut."""
         self._database.sync()
 
+    @_making_room
     def finish(self, lease: Lease, record: SessionRecord, turns: Sequence[Turn]) -> SessionRecord:
         """Durably stores `turns`, parents first, and the record's fields, and empties the journal.
 
@@ -352,6 +393,7 @@ class SqliteStore:
             journal.clear(connection, key)
         return replace(record, name=codec.decode(row.name), revision=revision)
 
+    @_making_room
     def release(self, lease: Lease) -> None:
         """Releases the lease and drops what is left of its journal.
 
@@ -389,6 +431,7 @@ class SqliteStore:
             except tables.DAMAGE as error:
                 raise rows.damaged(record.name, error) from error
 
+    @_making_room
     def recover(self, record: SessionRecord) -> Lease:
         """Takes the lease of a session whose owner died. The journal stays as it is.
 
@@ -413,6 +456,7 @@ class SqliteStore:
         is_dead = request.state == "open" and self._who(owner) is None
         return replace(request, state="died") if is_dead else request
 
+    @_making_room
     def mark_request(
         self, record: SessionRecord, fencing_token: int, state: AskedState, again: bool = False
     ) -> None:
@@ -432,6 +476,7 @@ class SqliteStore:
 
     # --- small facts -------------------------------------------------------------------------
 
+    @_making_room
     def note(self, key: str, value: Any) -> None:
         """Stores a JSON value whose loss does no harm. Not synced."""
         try:
@@ -565,20 +610,6 @@ def _close(database: Database, holding: _Holding) -> None:
             journal.unmark_all(connection, holding.token)
     database.close()
     holding.close()
-
-
-def _journalled(connection: sqlite3.Connection, key: int) -> list[list[int]]:
-    """Returns the transcript of an unfinished generation. A damaged session has none, because it
-    cannot be continued."""
-    try:
-        row = tables.row_of_key(connection, key)
-        return (
-            []
-            if row is None
-            else journalled(tables.load(connection, row), journal.read(connection, key))
-        )
-    except (StoreError, *tables.DAMAGE):
-        return []
 
 
 def _check_fresh(row: rows.Row, record: SessionRecord) -> None:

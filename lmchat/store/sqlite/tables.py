@@ -8,7 +8,7 @@ from typing import Any
 
 from lmchat.errors import InvalidRequest, NotFound, StoreError
 from lmchat.store.records import SessionRecord
-from lmchat.store.sqlite import codec, prefix_table, rows, schema
+from lmchat.store.sqlite import codec, prefix_table, rows, schema, search_index
 from lmchat.store.sqlite.rows import UnreadTurn
 from lmchat.store.turns import Turn, TurnTree
 
@@ -294,7 +294,8 @@ def rename(connection: sqlite3.Connection, row: rows.Row, name: str) -> int:
 
 
 def delete(connection: sqlite3.Connection, key: int) -> None:
-    """Deletes all rows of a session."""
+    """Deletes all rows of a session, and notes that its words are to leave the search index."""
+    search_index.note_deletion(connection)
     for table in ("journal_starts", "journal_tokens", "leases", "stops", "turns"):
         connection.execute(f"DELETE FROM {table} WHERE session = ?", (key,))
     connection.execute("DELETE FROM sessions WHERE key = ?", (key,))

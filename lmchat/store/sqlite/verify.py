@@ -6,11 +6,10 @@ import sqlite3
 from collections.abc import Callable, Iterator
 
 from lmchat.errors import StoreError
-from lmchat.store.sqlite import codec, journal, prefix_table, rows, tables, tags
+from lmchat.store.sqlite import codec, journal, prefix_table, rows, search_index, tables, tags
 from lmchat.store.sqlite.database import Database
 
 Progress = Callable[[int, int], None]
-_WORDS = ("turn_words", "session_words")
 
 
 def problems(database: Database, progress: Progress | None = None) -> list[str]:
@@ -48,7 +47,7 @@ def _file(database: Database) -> list[str]:
     with database.reading() as connection:
         said = [text.decode() for (text,) in connection.execute("PRAGMA integrity_check")]
     found = [f"the file: {text}" for text in said if text != "ok"]
-    for words in _WORDS if database.can_write else ():
+    for words in search_index.TABLES if database.can_write else ():
         try:
             with database.writing(durable=False) as connection:
                 connection.execute(

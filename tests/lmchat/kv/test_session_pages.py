@@ -342,6 +342,25 @@ def test_deleted_in_the_middle_of_a_reply(folder, device, by_name):
         assert pages_left(engine) == 0
 
 
+def test_a_stopped_question_is_deleted_with_its_session(folder, device):
+    """Its pages are of no turn: those of a first question, and those after a reply."""
+    options = OPTIONS | {"prefill_chunk": 64, "isa": "portable"}
+    with lmchat.ChatEngine(folder, device=device, **options) as engine:
+        for questions in (["word " * 600], ["word " * 20, "other " * 600]):
+            chat = engine.session("trip", settings=GREEDY)
+            for text in questions[:-1]:
+                chat.send(text)
+            before = pages_left(engine)
+            generation = chat.start_send(questions[-1])
+            parts = (p for p in generation.follow().events() if isinstance(p, lmchat.Progress))
+            assert next(p for p in parts if p.done > 200)
+            generation.cancel()
+            generation.wait()
+            assert pages_left(engine) > before + 2
+            chat.delete()
+            assert pages_left(engine) == 0
+
+
 def test_what_a_dead_process_had_generated_is_deleted(folder, device, monkeypatch):
     with lmchat.ChatEngine(folder, device=device, **OPTIONS) as engine:
         chat = engine.session("trip", settings={**GREEDY, "max_new_tokens": 200})

@@ -1,13 +1,12 @@
 """A full disk is a place from which there is a way back: sessions can be deleted there."""
 
-import contextlib
-import os
 import resource
 import subprocess
 
 import process_limits
 import pytest
 from command import ENVIRONMENT, LMCHAT
+from small_disks import fill, small_disk  # noqa: F401 - a fixture
 from stores import assert_same, grow, talk
 
 from lmchat.errors import StoreError
@@ -15,20 +14,7 @@ from lmchat.store.sqlite import reserve_file
 from lmchat.store.sqlite.database import Database
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 
-DISK = "48m"
 LONG = "much " * 20_000
-
-
-@pytest.fixture
-def disk(tmp_path):
-    """A small file system of its own."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(folder)]
-    if subprocess.run(mount, capture_output=True).returncode != 0:
-        pytest.skip("no leave to mount a file system")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 @pytest.fixture
@@ -42,18 +28,6 @@ def data_dir(disk):
             record = store.change(*grow(record, LONG))
     store.close()
     return disk / "data"
-
-
-def fill(disk):
-    """To the last block."""
-    with contextlib.suppress(OSError), (disk / f"fill-{os.urandom(4).hex()}").open("wb") as file:
-        while True:
-            file.write(bytes(1 << 20))
-            file.flush()
-    with (disk / "last").open("ab", buffering=0) as file, contextlib.suppress(OSError):
-        while file.write(bytes(4096)):
-            pass
-    assert os.statvfs(disk).f_bavail == 0
 
 
 def names(store):
@@ -142,7 +116,17 @@ def test_where_nothing_can_be_mounted(tmp_path, monkeypatch):
     store.close()
 
 
-def test_no_reserve_file_where_there_is_little_room(tmp_path, monkeypatch):
-    monkeypatch.setattr("lmchat.store.sqlite.reserve_file.free_bytes", lambda folder: 20 << 20)
-    SqliteStore(tmp_path / "data").close()
-    assert not reserve_of(tmp_path / "data").exists()
+def test_the_reserve_file_grows_with_the_room(tmp_path, monkeypatch):
+    """It takes an eighth of what is free, nothing of a disk that is almost full."""
+    free = [1 << 20]
+    monkeypatch.setattr("lmchat.store.sqlite.reserve_file.free_bytes", lambda folder: free[0])
+    store, reserve = SqliteStore(tmp_path / "data"), reserve_of(tmp_path / "data")
+    assert not reserve.exists()
+    record = store.add(talk("a", 1))
+    for free[0], size in ((10 << 20, 1 << 20), (1 << 20, 1 << 20), (100 << 20, 4 << 20)):
+        record = store.change(record)
+        assert reserve.stat().st_size == size
+    reserve.unlink()
+    store.change(record)
+    assert reserve.stat().st_size == 4 << 20
+    store.close()

@@ -16,7 +16,7 @@ from lmchat.store import sqlite
 from lmchat.store.memory_store import MemoryStore
 from lmchat.store.protocol import Stale
 from lmchat.store.records import SessionRecord, TurnStart
-from lmchat.store.sqlite import codec, database, owners
+from lmchat.store.sqlite import checkpointer, codec, owners
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 from lmchat.store.turns import Timings, Turn, Usage, transcript
 
@@ -352,8 +352,8 @@ def test_files_of_dead_owners_go(tmp_path):
 
 
 def test_the_log_does_not_grow_without_bound(store, data_dir, monkeypatch):
-    monkeypatch.setattr(database, "_LOG_BYTES", 512 << 10)
-    monkeypatch.setattr(database, "_LOG_STEP", 64 << 10)
+    monkeypatch.setattr(checkpointer, "LOG_BYTES", 512 << 10)
+    monkeypatch.setattr(checkpointer, "_LOG_STEP", 64 << 10)
     record = talk()
     record = store.add(record)
     lease = store.begin(record, TurnStart(2, 5, 3, {}))
@@ -362,7 +362,7 @@ def test_the_log_does_not_grow_without_bound(store, data_dir, monkeypatch):
         store.journal([(lease, [number] * 64)])
         if number % 10 == 0:
             store.sync()
-            thread = store._database._checkpoint
+            thread = store._database._checkpointer._thread
             if thread is not None:
                 thread.join()
         largest = max(largest, (data_dir / "sessions.db-wal").stat().st_size)
