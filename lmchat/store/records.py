@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any, Literal
 
 from lmchat.store.turns import Turn, TurnTree
 
+_LAST_YEAR = datetime.max.year
+_latest = datetime.min.replace(tzinfo=timezone.utc)  # what now() has returned
+_latest_lock = threading.Lock()
+
 
 def now() -> datetime:
-    """Returns the current time in UTC."""
-    return datetime.now(timezone.utc)
+    """Returns the current time in UTC, and a later one at each call of this process, also after
+    the clock was set back."""
+    global _latest
+    with _latest_lock:
+        _latest = max(datetime.now(timezone.utc), _latest + timedelta(microseconds=1))
+        return _latest
+
+
+def not_before(moment: datetime) -> None:
+    """Makes `now()` return later times than `moment`, which a store has seen. One of the last year
+    that a date can have is ignored."""
+    global _latest
+    if moment.year < _LAST_YEAR:
+        with _latest_lock:
+            _latest = max(_latest, moment)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from lmchat.server.keyed_locks import KeyedLocks
 from lmchat.server.responses import RESPONSE, TAG, ids
 from lmchat.server.responses.body import PromptBody, ResponseBody
 from lmchat.server.responses.items import Input, message_of
-from lmchat.server.responses.objects import DELETED, RECORD
+from lmchat.server.responses.objects import DELETED, RECORD, is_chained
 from lmchat.server.retries.door import Door, Prepare
 from lmchat.server.retries.entry import Entry
 from lmchat.server.retries.keys import digest_of
@@ -331,12 +331,6 @@ def _is_used(session: Session) -> bool:
     paths = [session.conversation(reply.id) for reply in session.replies]
     replied = any(not path[-1].metadata.get(DELETED) for path in paths)
     return replied or session.running is not None or not all(map(is_chained, paths))
-
-
-def is_chained(turns: Sequence[Turn]) -> bool:
-    """Returns whether a reply is a response that belongs to no conversation."""
-    record = turns[-2].metadata.get(RECORD)
-    return record is not None and not record.get("conversation")
 
 
 def find(

@@ -118,3 +118,9 @@ def stored_response(session_id: str, model: str, turns: Sequence[Turn]) -> dict[
         error=failure(error) if status == "failed" else None,
         conversation=ids.of_conversation(session_id) if record.get("conversation") else None,
     )
+
+
+def is_chained(turns: Sequence[Turn]) -> bool:
+    """Returns whether a reply is a response that belongs to no conversation."""
+    record = turns[-2].metadata.get(RECORD)
+    return record is not None and not record.get("conversation")

@@ -11,7 +11,7 @@ import functools
 import inspect
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from lmchat import errors
@@ -34,6 +34,7 @@ _CHECKED = ("changed", "size", *_RECORD_COLUMNS, "body")
 READ_COLUMNS = ", ".join(("key", *_CHECKED, "checksum"))
 """The columns of `Row`, in order."""
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _ENCODED = "_encoded"  # an attribute beside the fields of a turn, so `replace()` leaves it out
 DAMAGE = (ValueError, TypeError, AttributeError, LookupError)
 """Errors that reading a damaged row raises."""
@@ -65,8 +66,7 @@ def session_values(record: SessionRecord) -> dict[str, Any]:
         "leaf": record.leaf,
         "pinned": int(record.pinned),
         "created": record.created.isoformat(),
-        "last_used": record.last_used.isoformat(),
-        "used_at": microseconds(record.last_used),
+        **use_values(record.last_used),
         "title": codec.column(title),
         "title_words": codec.words_column(title),
         "questions": sum(turn.role == "user" for turn in path),
@@ -99,9 +99,19 @@ def turn_checksum(session: str | bytes, values: Sequence[Any]) -> int:
     )  # fmt: skip
 
 
+def use_values(moment: datetime) -> dict[str, Any]:
+    """Returns the columns of the last use, of which `used_at` sorts."""
+    return {"last_used": moment.isoformat(), "used_at": microseconds(moment)}
+
+
 def microseconds(moment: datetime) -> int:
     """Returns microseconds since 1970, to sort by."""
-    return int(moment.timestamp() * 1e6)
+    return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
+def moment_of(microseconds: int) -> datetime:
+    """Returns the time of `microseconds()`. Raises OverflowError beyond the year 9999."""
+    return _EPOCH + timedelta(microseconds=microseconds)
 
 
 def turn_values(turn: Turn) -> tuple[Any, ...]:

@@ -28,6 +28,7 @@ from lmchat.store.records import (
     Summary,
     TurnRequest,
     TurnStart,
+    not_before,
 )
 from lmchat.store.sqlite import (
     codec,
@@ -92,19 +93,22 @@ class SqliteStore:
         self._holding = _Holding(self.data_dir / "owners")
         self._finalizer = weakref.finalize(self, _close, self._database, self._holding)
         after_fork(self)
-        self._resume_cleaning()
+        self._read_state()
 
     def close(self) -> None:
         """Closes the file and ends the leases of this store. Their journals stay."""
         self._finalizer()
 
-    def _resume_cleaning(self) -> None:
-        """Removes what deletions of a process that died have left."""
-        if self._database.can_write:
-            with self._database.reading() as connection:
-                is_noted = search_index.is_noted(connection)
-            if is_noted:
-                self._database.deleted()
+    def _read_state(self) -> None:
+        """Reads what earlier processes have left: the time of the last use, and deletions whose
+        words are still in the search index."""
+        with self._database.reading() as connection:
+            newest = tables.newest_use(connection)
+            is_noted = search_index.is_noted(connection)
+        if newest is not None:
+            not_before(newest)
+        if is_noted and self._database.can_write:
+            self._database.deleted()
 
     def abandon(self) -> None:
         """Abandons connections and leases in a forked child: they are the parent's."""
@@ -217,6 +221,8 @@ class SqliteStore:
             row = tables.row_of(connection, record)
             self._check_not_elsewhere(journal.holder(connection, row.key)[1], record)
             _check_fresh(row, record)
+            record = tables.used(connection, row, record)
+            values |= rows.use_values(record.last_used)
             revision = tables.write(connection, row, values, blobs, begun)
             journal.unmark(connection, row.key)
         return replace(record, name=codec.decode(row.name), revision=revision)
@@ -388,6 +394,8 @@ class SqliteStore:
                 raise Stale(f"the lease of session {record.name!r} was taken over")
             row = tables.row_of(connection, record)
             _check_fresh(row, record)
+            record = tables.used(connection, row, record)
+            values |= rows.use_values(record.last_used)
             revision = tables.write(connection, row, values, blobs, begun)
             requests.end(connection, key, lease.fencing_token)
             journal.clear(connection, key)

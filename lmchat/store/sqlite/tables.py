@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from lmchat.errors import InvalidRequest, NotFound, StoreError
-from lmchat.store.records import SessionRecord
+from lmchat.store.records import SessionRecord, not_before, now
 from lmchat.store.sqlite import codec, prefix_table, rows, schema, search_index
 from lmchat.store.sqlite.rows import UnreadTurn
 from lmchat.store.turns import Turn, TurnTree
@@ -154,6 +156,30 @@ def _turns(
 
 
 # --- writing ---------------------------------------------------------------------------------
+
+
+def newest_use(connection: sqlite3.Connection) -> datetime | None:
+    """Returns the latest `last_used` of all sessions, None where there is none or it is damaged."""
+    found = connection.execute("SELECT used_at FROM sessions ORDER BY used_at DESC LIMIT 1")
+    newest = next(iter(found.fetchone() or ()), None)
+    try:
+        return rows.moment_of(newest) if isinstance(newest, int) else None
+    except OverflowError:
+        return None
+
+
+def used(connection: sqlite3.Connection, row: rows.Row, record: SessionRecord) -> SessionRecord:
+    """Returns the record with a last use after those of all sessions, if it has a new one.
+
+    So lists are in the order of use, also where another process has seen a later clock.
+    """
+    if codec.decode(row.last_used) == record.last_used.isoformat():
+        return record
+    newest = newest_use(connection)
+    if newest is None or newest < record.last_used:
+        return record
+    not_before(newest)
+    return replace(record, last_used=now())
 
 
 def insert(connection: sqlite3.Connection, record: SessionRecord) -> int:

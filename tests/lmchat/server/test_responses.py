@@ -1,6 +1,7 @@
 """Responses and conversations, by OpenAI's own client, with strict checks of what it gets."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
+from unittest import mock
 
 import httpx
 import openai
@@ -12,6 +13,8 @@ from pydantic import TypeAdapter
 
 from lmchat.server import ServerConfig
 from lmchat.server.responses.cleanup import delete_unused
+from lmchat.store import records
+from lmchat.store.use_time import UseTime
 
 SHORT = {"model": "memo", "max_output_tokens": 12, "temperature": 0}
 LONG = {"model": "memo", "temperature": 0, "extra_body": {"ignore_eos": True}}
@@ -349,18 +352,50 @@ def test_sessions_of_responses_are_listed_on_request_only(server, client):
     assert made in {one.id for one in engine.sessions("ann", hidden=True)}
 
 
-def test_sessions_of_responses_are_deleted_after_30_days(server, client):
-    made = client.responses.create(input="one", **SHORT).id
+@pytest.fixture
+def use_time(server):
+    """The time in use of the server's store, and a list with the clock that it counts."""
+    seconds = [0.0]
+    return UseTime(server.engine.sync._runtime.store, lambda: seconds[0]), seconds
+
+
+def test_responses_are_deleted_after_30_days_in_use(server, client, use_time):
     engine = server.engine.sync
-    with engine.session("mine", owner="ann") as mine:
-        mine.send("one", max_new_tokens=2)
-        used = next(one for one in engine.sessions("ann", tag="responses")).last_used
-        delete_unused(engine, used + timedelta(days=30))
-        assert client.responses.retrieve(made).id == made
-        delete_unused(engine, used + timedelta(days=30, seconds=1))
-        with pytest.raises(openai.NotFoundError):
-            client.responses.retrieve(made)
-        assert [one.name for one in engine.sessions("ann")] == ["mine"]
+    use_time, seconds = use_time
+    made = client.responses.create(input="one", **SHORT).id
+    kept = client.conversations.create()
+    answer = client.responses.create(input="one", conversation=kept.id, **SHORT)
+    user = engine.session("mine", owner="ann", tags=["responses"])
+    user.send("one", max_new_tokens=2)
+    chat = client.responses.create(input="one", **SHORT).id
+    engine.session_by_id(chat[5:37], owner="ann").send("More", max_new_tokens=2)
+    use_time.mark()
+    later = client.responses.create(input="two", **SHORT).id
+    for days, left in ((29.9, True), (0.2, False)):
+        seconds[0] += days * 86400
+        use_time.mark()
+        delete_unused(engine, use_time)
+        found = {one.id for one in engine.sessions("ann", tag="responses")}
+        assert (made[5:37] in found) == left
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(made)
+    assert {kept.id[5:], user.id, chat[5:37], later[5:37]} <= found
+    assert client.responses.retrieve(answer.id).id == answer.id
+    assert len(client.conversations.items.list(kept.id).data) == 2
+    user.delete()
+
+
+def test_no_clock_deletes_a_response(server, client, use_time, monkeypatch):
+    """A store that is opened after years, or with a wrong clock, was not used in between."""
+    engine = server.engine.sync
+    made = client.responses.create(input="one", **SHORT).id
+    for days in (0, 40, -40, 4000):
+        clock = datetime.now(timezone.utc) + timedelta(days=days)
+        monkeypatch.setattr(records, "datetime", mock.Mock(now=lambda zone, t=clock: t))
+        again = UseTime(engine._runtime.store)
+        again.mark()
+        assert delete_unused(engine, again) == 0
+    assert client.responses.retrieve(made).id == made
 
 
 def test_a_response_that_is_refused_leaves_no_session(server, client):

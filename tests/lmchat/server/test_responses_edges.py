@@ -1,20 +1,19 @@
 """Responses that are refused, cancelled, deleted or overtaken, and what they leave."""
 
 import json
-from dataclasses import replace
-from datetime import timedelta
 
 import httpx
 import openai
 import pytest
 from http_server import RunningServer
 
-import lmchat
 from lmchat.errors import ModelError, StoreError
 from lmchat.server import Limits, ServerConfig
 from lmchat.server.responses import run
 from lmchat.server.responses.objects import failure
 from lmchat.sessions.appended import joined
+from lmchat.store.records import SessionRecord
+from lmchat.store.sqlite.sqlite_store import SqliteStore
 
 SHORT = {"model": "memo", "max_output_tokens": 4, "temperature": 0}
 LONG = {"model": "memo", "temperature": 0, "extra_body": {"ignore_eos": True}}
@@ -432,16 +431,18 @@ def test_ids_have_one_spelling(client, server):
 
 
 def test_the_server_deletes_unused_sessions_by_itself(tmp_path):
-    with lmchat.ChatEngine("memo", store=tmp_path) as engine:
-        for name in ("old", "new"):
-            engine.session(name, tags=["responses"])
-        record = engine._runtime.store.find("local", "old")
-        used = record.last_used - timedelta(days=31)
-        engine._runtime.store.change(replace(record, last_used=used))
+    old, new, kept = f"response-{0:016x}", f"response-{1:016x}", f"conversation-{0:016x}"
+    store = SqliteStore(tmp_path)
+    for name in (kept, old, new):
+        store.add(SessionRecord(name, "local", "append", tags=("responses",)))
+    used = store.find("local", old).last_used  # 31 days of use ago
+    note = {"seconds": 31 * 86400, "at": 0, "boot": "", "marks": [[0, used.isoformat()]]}
+    store.note("use", note)
+    store.close()
     with RunningServer(store=tmp_path) as server:
-        while server.engine.sync.count_sessions("local") > 1:
+        while server.engine.sync.count_sessions("local") > 2:
             pass
-        assert [one.name for one in server.engine.sync.sessions(hidden=True)] == ["new"]
+        assert [one.name for one in server.engine.sync.sessions(hidden=True)] == [new, kept]
 
 
 def test_a_session_of_the_user_is_a_conversation(server, client):
