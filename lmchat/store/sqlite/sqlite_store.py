@@ -219,7 +219,7 @@ class SqliteStore:
         begun = prefix_table.change_of(record, turns)
         with self._database.writing() as connection:
             row = tables.row_of(connection, record)
-            self._check_not_elsewhere(journal.holder(connection, row.key)[1], record)
+            self._check_not_generating(connection, row, record)
             _check_fresh(row, record)
             record = tables.used(connection, row, record)
             values |= rows.use_values(record.last_used)
@@ -228,7 +228,8 @@ class SqliteStore:
         return replace(record, name=codec.decode(row.name), revision=revision)
 
     def remove(self, record: SessionRecord) -> None:
-        """Deletes the session, also on a full disk.
+        """Deletes the session, also on a full disk. As `begin()` it waits for pages of KV that
+        another owner writes, so that they can be deleted too.
 
         Raises NotFound where it is gone, SessionBusy while another process generates on it.
         """
@@ -236,9 +237,11 @@ class SqliteStore:
         def delete() -> None:
             with self._database.writing() as connection:
                 row = tables.any_row_of(connection, record)
-                self._check_not_elsewhere(journal.holder(connection, row.key)[1], record)
+                self._check_not_generating(connection, row, record)
                 tables.delete(connection, row.key)
 
+        with contextlib.suppress(StoreError):  # a damaged session can be deleted
+            self._await_release(record)
         self._database.deleting(delete)
 
     def records(self, owner: str | None = None) -> list[SessionRecord]:
@@ -311,8 +314,7 @@ class SqliteStore:
             row = tables.row_of(connection, record)
             before = journal.holder(connection, row.key)[1]
             has_journal = journal.is_there(connection, row.key)
-            if has_journal:
-                self._check_not_elsewhere(before, record)
+            self._check_not_generating(connection, row, record)
             lease = self._acquire(connection, row, record)
             _check_fresh(row, record)
             if has_journal and before != self._holding.token:
@@ -552,6 +554,14 @@ class SqliteStore:
     def _held(self, connection: sqlite3.Connection, lease: Lease) -> int | None:
         token = self._holding.token
         return None if token is None else journal.held(connection, lease, token)
+
+    def _check_not_generating(
+        self, connection: sqlite3.Connection, row: rows.Row, record: SessionRecord
+    ) -> None:
+        """Raises SessionBusy while another living owner generates. One that has a lease without a
+        journal does not: its turn is acknowledged, and it writes pages of KV."""
+        if journal.is_there(connection, row.key):
+            self._check_not_elsewhere(journal.holder(connection, row.key)[1], record)
 
     def _check_not_elsewhere(self, owner: str | None, record: SessionRecord) -> None:
         if owner is not None and owner != self._holding.token:

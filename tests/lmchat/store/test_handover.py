@@ -68,6 +68,24 @@ def test_a_lease_that_stays_is_taken_after_the_wait(store, other, clock):
         store.begin(record, TurnStart(record.leaf, 5, 9, {}))
 
 
+def test_an_acknowledged_turn_stops_no_change(store, other, clock):
+    _, record = acknowledged(store)
+    changed = other.change(record.changed(pinned=True))
+    assert (changed.pinned, clock.sleeps) == (True, 0)
+    other.remove(changed)
+    assert clock.now == pytest.approx(sqlite_store.RELEASE_SECONDS, abs=0.01)
+    assert store.find("me", record.name) is None
+
+
+def test_a_running_turn_stops_changes(store, other, clock):
+    record = store.add(talk())
+    store.begin(record, START)
+    for verb in (other.change, other.remove):
+        with pytest.raises(SessionBusy, match="is generating in process"):
+            verb(record)
+    assert clock.sleeps == 0
+
+
 def test_a_running_turn_is_not_awaited(store, other, clock):
     record = store.add(talk())
     store.begin(record, START)

@@ -110,7 +110,7 @@ class World:
         stored = self.model.get(record.id)
         if stored is None:
             return NotFound
-        if stored.holder not in (None, who):
+        if stored.holder not in (None, who) and stored.journal is not None:
             return SessionBusy
         return Stale if check_stale and record.revision < stored.changed else None
 
@@ -158,8 +158,6 @@ class World:
         asked = user(record.tree.new_id(), record.leaf, "asked", length)
         start = TurnStart(record.leaf, length, record.tree.new_id(), {"seed": number}, asked)
         refusal, stored = self.refusal(who, record), self.model.get(record.id)
-        if refusal is SessionBusy and stored.journal is None:  # of a turn that is stored
-            refusal = Stale if record.revision < stored.changed else None
         if refusal is None and stored.holder is None and stored.journal is not None:
             refusal = Stale  # a dead owner's journal: recover() first
         lease = self.try_(lambda: self.stores[who].begin(record, start), refusal)
@@ -219,6 +217,8 @@ class World:
         refusal = self.refusal(who, record, check_stale=False)
         stored = self.model.get(record.id)
         if stored is not None:
+            if stored.holder not in (None, who):
+                refusal = SessionBusy
             entry = self.stores[who].unfinished(record)
             assert entry == (stored.journal if stored.holder is None else None)
         lease = self.try_(lambda: self.stores[who].recover(record), refusal)
