@@ -6,6 +6,7 @@ main thread, which Ctrl-C interrupts (`lmchat.generation.worker`).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 import threading
@@ -14,7 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from lmchat.errors import Error, InvalidRequest, SessionBusy
+from lmchat.errors import Error, InvalidRequest, SessionBusy, StoreError
 from lmchat.sessions.model_identity import TOKENIZER
 from lmchat.sessions.recovery import Recovered, recovered
 from lmchat.sessions.runtime import Runtime
@@ -110,10 +111,16 @@ class SessionWriter:
     def follow(self) -> None:
         """Reads changes of other processes and recovers the reply of a process that died.
 
+        It needs not write: turns that the store cannot take now stay in memory, and those of a dead
+        process in its journal.
+
         Raises:
             NotFound, SessionBusy, StoreError.
         """
-        self._save()
+        with contextlib.suppress(StoreError):
+            self._save()
+        if self._is_dirty:
+            return
         record = self._store.refresh(self._stored)
         self.seen += record is not self._stored
         self._committed(record)
@@ -129,6 +136,9 @@ class SessionWriter:
         try:
             lease = self._store.recover(self._record)
         except SessionBusy:  # another process recovers it
+            return
+        except StoreError:  # it is read, and recovered when the store can be written
+            self._replace(_with_recovered(self._record, found))
             return
         self._lease, self._holding = lease, True
         if found != Recovered():
@@ -146,15 +156,7 @@ class SessionWriter:
         return bool(entry.token_ids) and made_by != ours
 
     def _finish_recovery(self, lease: Lease, found: Recovered) -> None:
-        record = self._record
-        fields: dict[str, Any] = {}
-        if found.turns:
-            fields["leaf"] = found.leaf
-        if found.turns or found.unanswered.text:
-            fields |= found.unanswered.unanswered
-        if found.notice:
-            fields["notices"] = (*record.notices, found.notice)
-        record = record.changed(found.turns, **fields)
+        record = _with_recovered(self._record, found)
         try:
             self._committed(self._store.finish(lease, record, found.turns))
         except Stale:  # another process has recovered it
@@ -341,3 +343,15 @@ class SessionWriter:
     def _replace(self, record: SessionRecord) -> None:
         with self._lock:
             self._record = record
+
+
+def _with_recovered(record: SessionRecord, found: Recovered) -> SessionRecord:
+    """Returns the record with what a journal has yielded."""
+    fields: dict[str, Any] = {}
+    if found.turns:
+        fields["leaf"] = found.leaf
+    if found.turns or found.unanswered.text:
+        fields |= found.unanswered.unanswered
+    if found.notice:
+        fields["notices"] = (*record.notices, found.notice)
+    return record.changed(found.turns, **fields)

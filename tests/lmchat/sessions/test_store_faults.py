@@ -183,7 +183,9 @@ def test_a_store_that_fails_for_long(engine, store):
     store.fail("finish")
     assert chat.send("Two", **GREEDY).finish_reason == "error"
     ids = chat.token_ids
-    store.fail("change", 1, 3)
+    store.fail("change", 1, 20)
+    assert engine.session("trip").token_ids == ids  # reading needs not write
+    assert engine.session_by_id(chat.id).turns[-1].text == chat.turns[-1].text
     for verb in (lambda: chat.send("Three", **GREEDY), chat.undo, lambda: chat.set(top_k=2)):
         with pytest.raises(lmchat.StoreError):
             verb()
