@@ -189,18 +189,24 @@ class Database:
         """
         if not self._reserve.release():
             return False
+        self._reopen()
+        if self._unwritable is not None:
+            self._reserve.allocate(from_the_last=True)
+        return self._unwritable is None
+
+    def _reopen(self) -> None:
+        """Opens a store that could only be read for writing, if that is possible now."""
         with self._writing:
             why, self._unwritable = self._unwritable, None
-            if why is not None:
-                try:
-                    fresh = self._opened()
-                except (sqlite3.Error, StoreError):
-                    self._unwritable = why
-                    self._reserve.allocate(from_the_last=True)
-                    return False
-                self._close_readers()
-                self._readers.append(fresh)
-        return True
+            if why is None:
+                return
+            try:
+                fresh = self._opened()
+            except (sqlite3.Error, StoreError):
+                self._unwritable = why
+                return
+            self._close_readers()
+            self._readers.append(fresh)
 
     def _close_readers(self) -> None:
         """Closes the idle readers."""
@@ -269,6 +275,8 @@ class Database:
         Args:
             durable: whether the commit survives a power cut too, not only the process.
         """
+        if self._unwritable is not None:
+            self._reopen()
         # The journal waits for at most two of the others, however many of them queue here.
         in_turn = self._durable_turn if durable else contextlib.nullcontext()
         with self.explained(), in_turn, self._writing:

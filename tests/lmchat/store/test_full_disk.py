@@ -68,6 +68,22 @@ def test_every_session_can_be_deleted(disk, data_dir, opened_before):
     store.close()
 
 
+def test_a_store_that_could_only_be_read_is_written_when_there_is_room(disk, data_dir):
+    reserve_of(data_dir).unlink()
+    fill(disk)
+    store = SqliteStore(data_dir)
+    record = store.find("me", "short")
+    for verb in (lambda: store.change(*grow(record)), lambda: store.remove(record)):
+        with pytest.raises(StoreError, match="the disk is full|cannot be opened"):
+            verb()
+    assert_same(store.find("me", "short"), record)
+    for file in (*disk.glob("fill-*"), disk / "last"):
+        file.unlink()
+    record = store.change(*grow(record, LONG))
+    assert_same(store.find("me", "short"), record)
+    store.close()
+
+
 def test_the_command_deletes_on_a_full_disk(disk, data_dir):
     store = SqliteStore(data_dir)
     store.add(talk("mine", 2).changed(owner="local"))
