@@ -6,8 +6,7 @@ import subprocess
 import process_limits
 import pytest
 from command import ENVIRONMENT, LMCHAT
-from small_disks import fill, small_disk  # noqa: F401 - a fixture
-from stores import assert_same, grow, talk
+from stores import assert_same, fill, grow, small_disk, talk  # noqa: F401 - a fixture
 
 from lmchat.errors import StoreError
 from lmchat.store.sqlite import reserve_file

@@ -5,8 +5,7 @@ import os
 import threading
 
 import pytest
-from small_disks import fill, small_disk  # noqa: F401 - a fixture
-from stores import assert_same, grow, talk, user
+from stores import assert_same, fill, grow, small_disk, talk, user  # noqa: F401 - a fixture
 
 from lmchat.errors import StoreError
 from lmchat.store.records import TurnStart
