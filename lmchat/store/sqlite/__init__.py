@@ -11,7 +11,11 @@ database.py      connections, transactions, checkpoints, errors as sentences
 journal.py       leases and journals
 tables.py        SQL of sessions and turns
 verify.py        verification
-reserve_file.py  room for deletions on a full disk
+running.py       turns that are being generated, and the pages that they need
+search_index.py  removal of deleted words from the full-text index
+checkpointer.py  when the log is copied into the file, and emptied after deletions
+room.py          room on a full disk, which pages of KV leave
+reserve_file.py  room for deletions on a full disk without such pages
 owners.py        owners of leases, and whether they live
 
 Not here: the protocol of a store (`lmchat.store.base`) and pages (`cpp/tiers`).

@@ -44,6 +44,7 @@ class Checkpointer:
         self._deletions = 0
         self._due: float | None = None  # when deletions are cleaned up, on the monotonic clock
         self._wait = DELETED_SECONDS
+        self._is_ours = False  # some of what is to be cleaned up
         self._is_ending = False
 
     def written(self, log_bytes: int) -> None:
@@ -56,10 +57,15 @@ class Checkpointer:
                 self._has_grown = True
                 self._start()
 
-    def deleted(self) -> None:
-        """Cleans up soon after a deletion."""
+    def deleted(self, *, here: bool = True) -> None:
+        """Cleans up soon after a deletion.
+
+        Args:
+            here: this process has deleted, and `close()` does not leave the work to a later one.
+        """
         with self._changed:
             self._deletions += 1
+            self._is_ours = self._is_ours or here
             if self._due is None:
                 self._due = time.monotonic() + self._wait
             self._start()
@@ -109,16 +115,17 @@ class Checkpointer:
                 self._wait = min(max(longer, _SHARE * took), _LONGEST_WAIT)
                 done = is_clean and seen == self._deletions
                 self._due = None if done else time.monotonic() + self._wait
+                self._is_ours = self._is_ours and not done
 
     def close(self) -> None:
-        """Ends the thread, and cleans up now what is left to do. Idempotent."""
+        """Ends the thread, and cleans up now what this process has deleted. Idempotent."""
         with self._changed:
             self._is_ending = True
-            thread, due = self._thread, self._due
+            thread = self._thread
             self._changed.notify_all()
         if thread is not None and thread is not threading.current_thread():
             thread.join()
-        if due is not None and self._due is not None:
-            self._due = None
+        if self._is_ours:
+            self._is_ours = False
             with contextlib.suppress(Error):
                 self._forget()

@@ -426,9 +426,13 @@ class Database:
                 connection.close()
         return found is not None and not found[0] and found[1] == found[2]
 
-    def deleted(self) -> None:
-        """Removes what deletions have left in the search index and in the log, soon."""
-        self._checkpointer.deleted()
+    def deleted(self, *, here: bool = True) -> None:
+        """Removes what deletions have left in the search index and in the log, soon.
+
+        Args:
+            here: this process has deleted, so it does that at the latest when it closes the file.
+        """
+        self._checkpointer.deleted(here=here)
 
     def _forget(self) -> bool:
         """Removes what deletions have left. Returns whether nothing is left."""

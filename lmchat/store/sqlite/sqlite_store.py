@@ -108,7 +108,7 @@ class SqliteStore:
         if newest is not None:
             not_before(newest)
         if is_noted and self._database.can_write:
-            self._database.deleted()
+            self._database.deleted(here=False)
 
     def abandon(self) -> None:
         """Abandons connections and leases in a forked child: they are the parent's."""
