@@ -19,6 +19,7 @@ import uuid
 from pathlib import Path
 
 from lmchat.errors import StoreError
+from lmchat.store.data_directory import private_folder
 
 _NEW = ".new"
 _TOKEN = re.compile("[0-9a-f]{32}")
@@ -68,6 +69,51 @@ class Owner:
         if self._fd is not None:
             fd, self._fd = self._fd, None
             os.close(fd)
+
+
+class Holding:
+    """The owner that holds a store's leases: made when the first one is taken.
+
+    Args:
+        folder: the folder of owners.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.has_made = False
+        """Whether it has marked a session as new."""
+        self._owner: Owner | None = None
+
+    def owner(self) -> Owner:
+        """Returns this store's owner, and makes it first if needed: only for a store that
+        writes."""
+        if self._owner is None:
+            private_folder(self.folder)
+            self._owner = Owner(self.folder)
+        return self._owner
+
+    def maker(self) -> str:
+        """Returns the owner's token, for a session that it makes."""
+        self.has_made = True
+        return self.owner().token
+
+    @property
+    def token(self) -> str | None:
+        """The owner's token; None before the first lease."""
+        return None if self._owner is None else self._owner.token
+
+    def abandon(self) -> None:
+        """Abandons the owner in a forked child: it is the parent's."""
+        if self._owner is not None:
+            self._owner.abandon()
+            self._owner = None
+            self.has_made = False
+
+    def close(self) -> None:
+        """Ends the owner. Idempotent."""
+        if self._owner is not None:
+            self._owner.close()
+            self._owner = None
 
 
 def living(folder: Path, token: str) -> str | None:

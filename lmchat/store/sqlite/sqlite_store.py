@@ -90,7 +90,7 @@ class SqliteStore:
         private_folder(self.data_dir)
         self._database = database = Database(self.data_dir / DATABASE)
         database.needed_pages = functools.partial(running.needed_pages, database)
-        self._holding = _Holding(self.data_dir / "owners")
+        self._holding = owners.Holding(self.data_dir / "owners")
         self._finalizer = weakref.finalize(self, _close, self._database, self._holding)
         after_fork(self)
         self._read_state()
@@ -513,13 +513,10 @@ class SqliteStore:
             return None
 
     def verify(self, progress: verify.Progress | None = None) -> list[str]:
-        """Verifies the file, the search index and each session.
+        """Verifies the file, the search index and each session. Returns one sentence per problem.
 
         Args:
             progress: called with the number of verified sessions and of all sessions.
-
-        Returns:
-            One sentence per problem; empty for a sound store.
         """
         return verify.problems(self._database, progress)
 
@@ -585,44 +582,7 @@ class SqliteStore:
         return busy
 
 
-class _Holding:
-    """The owner that holds a store's leases: made when the first one is taken."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.has_made = False  # whether it has marked a session as new
-        self._owner: owners.Owner | None = None
-
-    def owner(self) -> owners.Owner:
-        """This store's; only for who writes."""
-        if self._owner is None:
-            private_folder(self.folder)
-            self._owner = owners.Owner(self.folder)
-        return self._owner
-
-    def maker(self) -> str:
-        """The owner's token, for a session that it makes."""
-        self.has_made = True
-        return self.owner().token
-
-    @property
-    def token(self) -> str | None:
-        """None before the first lease."""
-        return None if self._owner is None else self._owner.token
-
-    def abandon(self) -> None:
-        if self._owner is not None:
-            self._owner.abandon()
-            self._owner = None
-            self.has_made = False
-
-    def close(self) -> None:
-        if self._owner is not None:
-            self._owner.close()
-            self._owner = None
-
-
-def _close(database: Database, holding: _Holding) -> None:
+def _close(database: Database, holding: owners.Holding) -> None:
     if holding.has_made and holding.token is not None:
         with contextlib.suppress(StoreError), database.writing(durable=False) as connection:
             journal.unmark_all(connection, holding.token)
