@@ -77,7 +77,7 @@ def test_the_document_has_every_field_of_a_session():
     document = to_document(make_record(0).changed(metadata={"user": "7"}))
     own = {field.name for field in fields(SessionRecord)}
     fleeting = {"id", "owner", "revision", "imported", "notices"}
-    fleeting |= {"unanswered", "unanswered_parts"}
+    fleeting |= {"unanswered", "unanswered_parts", "keys"}
     assert set(document["session"]) == (own - fleeting - {"tree", "own_title"}) | {"title"}
     stored = {"prefix_length": "keep"}
     turn = {stored.get(field.name, field.name) for field in fields(Turn)}
