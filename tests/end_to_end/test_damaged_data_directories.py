@@ -19,6 +19,7 @@ from lmchat.errors import StoreError
 from lmchat.store.protocol import Stale
 from lmchat.store.records import TurnStart
 from lmchat.store.sqlite import tables
+from lmchat.store.sqlite.schema import MIGRATIONS
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 
 
@@ -85,7 +86,8 @@ def test_a_version_below_zero_is_damage(data_dir):
     SqliteStore(data_dir).close()
     with contextlib.closing(sqlite3.connect(data_dir / "sessions.db")) as connection:
         connection.execute("PRAGMA user_version = -1")
-    with pytest.raises(StoreError, match="damaged: its version is -1, expected 0 to 6"):
+    newest = len(MIGRATIONS)
+    with pytest.raises(StoreError, match=f"damaged: its version is -1, expected 0 to {newest}"):
         SqliteStore(data_dir)
 
 
