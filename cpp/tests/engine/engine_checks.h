@@ -313,7 +313,7 @@ inline bool computes_one_prompt(bool cancels, int prompt_tokens, int new_tokens)
 // pages, full or not, also when the request that computes them ends or is cancelled meanwhile. On a
 // busy machine the engine may see the others too late.
 inline void check_prefix_in_flight(bool cancels, int prompt_tokens, int new_tokens) {
-  for (int attempt = 0; attempt < 5; ++attempt)
+  for (int attempt = 0; attempt < 20; ++attempt)
     if (computes_one_prompt(cancels, prompt_tokens, new_tokens)) return;
   check(false, "one prompt of " + std::to_string(prompt_tokens) + " tokens to be computed");
 }
