@@ -152,31 +152,6 @@ class SourceFile:
 class CodeSource:
     """A matrix of codes of a quantized checkpoint, which the core reads in pieces."""
 
-    @property
-    def rows(self) -> int: ...
-    @property
-    def cols(self) -> int: ...
-    def unpack(self, weight_format: str, begin: int = 0) -> npt.NDArray[np.float32]:
-        """Returns the values of the rows from `begin` on as they are once they are packed."""
-
-def code_rows(
-    rows: int,
-    cols: int,
-    codes: Any,
-    scales: Any,
-    offsets: Any = None,
-    super_scales: Any = None,
-    super_offsets: Any = None,
-    columns: Any = None,
-    code_bits: int = 8,
-) -> CodeSource:
-    """Returns codes that are in contiguous buffers, row-major.
-
-    codes: [rows, cols] bytes, or with code_bits 4 two a byte, the even column in the low half.
-    scales, offsets: [rows, groups] in the types of the format. super_scales, super_offsets:
-    [rows, cols / 256] float16, of scales "int8". columns: [cols] int32, of ordered formats.
-    """
-
 def block_codes(tensor: str, type: str, file: SourceFile, rows: int, cols: int) -> CodeSource:
     """Returns the rows of a tensor of GGUF blocks, of one of the types of block_formats()."""
 
@@ -208,7 +183,7 @@ def packed_codes(
     codes: PackedIntegers,
     scales: PackedScales,
     zeros: PackedIntegers | None = None,
-    columns: Any = None,  # as for code_rows()
+    columns: Any = None,  # int32 [cols]: the column of x that each column of codes multiplies
 ) -> CodeSource:
     """Returns codes, scales and zero points that are in tensors of their own."""
 
@@ -575,6 +550,28 @@ def test_set_step_delay(microseconds: int) -> None: ...
 
 # test_unpack: the values that w [n, k] has once it is packed.
 def test_unpack(weight_format: str, w: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]: ...
+
+# test_unpack_codes: the rows of codes from `begin` on.
+def test_unpack_codes(
+    weight_format: str, codes: CodeSource, begin: int = 0
+) -> npt.NDArray[np.float32]: ...
+def test_code_rows(
+    rows: int,
+    cols: int,
+    codes: Any,
+    scales: Any,
+    offsets: Any = None,
+    super_scales: Any = None,
+    super_offsets: Any = None,
+    columns: Any = None,
+    code_bits: int = 8,
+) -> CodeSource:
+    """Returns codes that are in contiguous buffers, row-major.
+
+    codes: [rows, cols] bytes, or with code_bits 4 two a byte, the even column in the low half.
+    scales, offsets: [rows, groups] in the types of the format. super_scales, super_offsets:
+    [rows, cols / 256] float16, of scales "int8". columns: [cols] int32, of ordered formats.
+    """
 
 # test_linear: w and bias in packed row order; epilogue "add" starts from y = 1.
 def test_linear(

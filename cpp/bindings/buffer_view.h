@@ -1,12 +1,14 @@
-// A contiguous, possibly read-only view of a Python buffer.
+// Python buffers that C++ reads.
 #pragma once
 
 #include <string>
 
 #include "bindings/bindings.h"
+#include "linear/codes/code_source.h"
 
 namespace turbomind::bindings {
 
+// A contiguous, possibly read-only view of a buffer.
 class BufferView {
  public:
   BufferView(py::handle object, const std::string& what) {
@@ -23,6 +25,19 @@ class BufferView {
 
  private:
   Py_buffer view_{};
+};
+
+// A source of codes with the buffers that it is in.
+template <typename Source>
+struct InBuffers final : Source {
+  using Source::Source;
+  std::vector<std::unique_ptr<BufferView>> views;
+
+  ByteSpan keep(const py::object& buffer, const char* name) {
+    if (buffer.is_none()) return {};
+    views.push_back(std::make_unique<BufferView>(buffer, name));
+    return {static_cast<const uint8_t*>(views.back()->data()), views.back()->size()};
+  }
 };
 
 }  // namespace turbomind::bindings

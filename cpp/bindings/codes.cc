@@ -5,13 +5,9 @@
 
 #include "bindings/bindings.h"
 #include "bindings/buffer_view.h"
-#include "core/memory.h"
 #include "linear/code_format.h"
 #include "linear/codes/block_codes.h"
-#include "linear/codes/code_rows.h"
 #include "linear/codes/packed_codes.h"
-#include "linear/row_source.h"
-#include "model/weight_reader.h"
 
 namespace turbomind::bindings {
 namespace {
@@ -74,38 +70,6 @@ void check_size(const char* name, int64_t rows, int64_t cols) {
                 " columns, expected 1 to ", kMost);
 }
 
-// A source with the Python buffers that it is in.
-template <typename Source>
-struct InBuffers final : Source {
-  using Source::Source;
-  std::vector<std::unique_ptr<BufferView>> views;
-
-  ByteSpan keep(const py::object& buffer, const char* name) {
-    if (buffer.is_none()) return {};
-    views.push_back(std::make_unique<BufferView>(buffer, name));
-    return {static_cast<const uint8_t*>(views.back()->data()), views.back()->size()};
-  }
-};
-
-std::shared_ptr<CodeSource> make_code_rows(int64_t rows, int64_t cols, const py::object& codes,
-                                           const py::object& scales, const py::object& offsets,
-                                           const py::object& super_scales,
-                                           const py::object& super_offsets,
-                                           const py::object& columns, int code_bits) {
-  check_size("CodeRows", rows, cols);
-  auto source = std::make_shared<InBuffers<CodeRows>>();
-  source->rows = rows;
-  source->cols = cols;
-  source->code_bits = code_bits;
-  source->codes = source->keep(codes, "CodeRows: codes");
-  source->scales = source->keep(scales, "CodeRows: scales");
-  source->offsets = source->keep(offsets, "CodeRows: offsets");
-  source->super_scales = source->keep(super_scales, "CodeRows: super_scales");
-  source->super_offsets = source->keep(super_offsets, "CodeRows: super_offsets");
-  source->columns = source->keep(columns, "CodeRows: columns");
-  return source;
-}
-
 std::shared_ptr<CodeSource> make_packed_codes(int64_t rows, int64_t cols, int bits, int64_t group,
                                               const PackedIntegers& codes,
                                               const PackedScales& scales,
@@ -117,27 +81,6 @@ std::shared_ptr<CodeSource> make_packed_codes(int64_t rows, int64_t cols, int bi
                                                          zeros, ByteSpan{});
   source->columns = source->keep(columns, "PackedCodes: columns");
   return source;
-}
-
-// Returns rows as they are once they are packed, as many as the source has from `begin` on.
-py::array_t<float> unpack_codes(const CodeSource& self, const std::string& format_name,
-                                int64_t begin) {
-  if (begin < 0 || begin >= self.rows)
-    throw_error(ErrorCode::model, "unpack: begin is ", begin, ", expected 0 to ", self.rows - 1);
-  const int64_t rows = self.rows - begin;
-  const WeightFormat& format = weight_format(format_name);
-  py::array_t<float> result({rows, self.cols});
-  RowSegment segment{nullptr, DType::f32, begin, rows, self.cols};
-  segment.codes = &self;
-  ThreadPool pool(1);
-  WeightReader reader;
-  HugeBuffer packed(format.packed_bytes(rows, self.cols));
-  format.check({segment}, self.cols);
-  format.pack(pool, reader.read(pool, {segment}), rows, self.cols, packed.data());
-  const LinearWeight weight{&format, rows, self.cols, packed.data(), packed.size()};
-  for (int64_t r = 0; r < rows; ++r)
-    format.unpack_row(weight, r, result.mutable_data() + r * self.cols);
-  return result;
 }
 
 void bind_packed(py::module_& m) {
@@ -174,16 +117,7 @@ void bind_codes(py::module_& m) {
            py::arg("path"), py::arg("descriptor"), py::arg("offset"), py::arg("bytes"));
   bind_packed(m);
   py::class_<CodeSource, std::shared_ptr<CodeSource>>(m, "CodeSource",
-                                                      "Rows of codes of a quantized checkpoint.")
-      .def_property_readonly("rows", [](const CodeSource& s) { return s.rows; })
-      .def_property_readonly("cols", [](const CodeSource& s) { return s.cols; })
-      .def("unpack", &unpack_codes, py::arg("weight_format"), py::arg("begin") = 0,
-           "Returns the values [rows, cols] from row `begin` on that the codes have once they are "
-           "packed.");
-  m.def("code_rows", &make_code_rows, py::arg("rows"), py::arg("cols"), py::arg("codes"),
-        py::arg("scales"), py::arg("offsets") = py::none(), py::arg("super_scales") = py::none(),
-        py::arg("super_offsets") = py::none(), py::arg("columns") = py::none(),
-        py::arg("code_bits") = 8, "Returns codes that are in contiguous buffers.");
+                                                      "Rows of codes of a quantized checkpoint.");
   m.def(
       "block_codes",
       [](const std::string& tensor, const std::string& type, const SourceFile& file, int64_t rows,

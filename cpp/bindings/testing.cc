@@ -3,11 +3,14 @@
 #include <optional>
 
 #include "bindings/bindings.h"
+#include "bindings/buffer_view.h"
 #include "core/memory.h"
 #include "engine/step/step_delay.h"
+#include "model/weight_reader.h"
 #include "ops/linear.h"
 #include "sampling/sampler.h"
 #include "tests/engine/scripted_model.h"
+#include "tests/linear/code_rows.h"
 
 namespace turbomind::bindings {
 namespace {
@@ -46,21 +49,51 @@ void check_shapes(const Array& x, const Array& w, const std::optional<Array>& bi
   }
 }
 
-// Packs w [n, k] in a format and returns the values that the packed matrix has.
-py::array_t<float> test_unpack(const std::string& format_name, const Array& w) {
-  if (w.ndim() != 2 || w.shape(0) < 1 || w.shape(1) < 1)
-    throw_error(ErrorCode::invalid_request, "w: expected shape [n, k]");
+// Packs a segment and returns the values that the packed matrix has.
+py::array_t<float> packed_values(const std::string& format_name, const RowSegment& segment) {
   const WeightFormat& format = weight_format(format_name);
-  const int64_t n = w.shape(0), k = w.shape(1);
+  const int64_t n = segment.rows, k = segment.cols;
   py::array_t<float> result({n, k});
   ThreadPool pool(1);
-  const std::vector<RowSegment> rows = {{w.data(), DType::f32, 0, n, k}};
+  WeightReader reader;
   HugeBuffer packed(format.packed_bytes(n, k));
-  format.check(rows, k);
-  format.pack(pool, rows, n, k, packed.data());
+  format.check({segment}, k);
+  format.pack(pool, reader.read(pool, {segment}), n, k, packed.data());
   const LinearWeight weight{&format, n, k, packed.data(), packed.size()};
   for (int64_t r = 0; r < n; ++r) format.unpack_row(weight, r, result.mutable_data() + r * k);
   return result;
+}
+
+py::array_t<float> test_unpack(const std::string& format_name, const Array& w) {
+  if (w.ndim() != 2 || w.shape(0) < 1 || w.shape(1) < 1)
+    throw_error(ErrorCode::invalid_request, "w: expected shape [n, k]");
+  return packed_values(format_name, {w.data(), DType::f32, 0, w.shape(0), w.shape(1)});
+}
+
+// The rows of a source of codes from `begin` on.
+py::array_t<float> test_unpack_codes(const std::string& format_name, const CodeSource& codes,
+                                     int64_t begin) {
+  RowSegment segment{nullptr, DType::f32, begin, codes.rows - begin, codes.cols};
+  segment.codes = &codes;
+  return packed_values(format_name, segment);
+}
+
+std::shared_ptr<CodeSource> test_code_rows(int64_t rows, int64_t cols, const py::object& codes,
+                                           const py::object& scales, const py::object& offsets,
+                                           const py::object& super_scales,
+                                           const py::object& super_offsets,
+                                           const py::object& columns, int code_bits) {
+  auto source = std::make_shared<InBuffers<CodeRows>>();
+  source->rows = rows;
+  source->cols = cols;
+  source->code_bits = code_bits;
+  source->codes = source->keep(codes, "codes");
+  source->scales = source->keep(scales, "scales");
+  source->offsets = source->keep(offsets, "offsets");
+  source->super_scales = source->keep(super_scales, "super_scales");
+  source->super_offsets = source->keep(super_offsets, "super_offsets");
+  source->columns = source->keep(columns, "columns");
+  return source;
 }
 
 // Runs one `linear`; w and bias are in packed row order. `add` starts from y = 1.
@@ -168,6 +201,12 @@ void bind_testing(py::module_& m) {
   m.def("test_scripted_model", &test_scripted_model, py::arg("vocab"), py::arg("max_context"),
         py::arg("layers"), py::arg("layer_us"));
   m.def("test_unpack", &test_unpack, py::arg("weight_format"), py::arg("w"));
+  m.def("test_unpack_codes", &test_unpack_codes, py::arg("weight_format"), py::arg("codes"),
+        py::arg("begin") = 0);
+  m.def("test_code_rows", &test_code_rows, py::arg("rows"), py::arg("cols"), py::arg("codes"),
+        py::arg("scales"), py::arg("offsets") = py::none(), py::arg("super_scales") = py::none(),
+        py::arg("super_offsets") = py::none(), py::arg("columns") = py::none(),
+        py::arg("code_bits") = 8);
   m.def("test_linear", &test_linear, py::arg("isa"), py::arg("threads"), py::arg("weight_format"),
         py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("epilogue"), py::arg("x_dtype"));
   m.def("test_sample", &test_sample, py::arg("logits"), py::arg("params"), py::arg("prompt"),

@@ -30,7 +30,7 @@ FORMATS = [
 def random_codes(
     bits: int, group: int, scales: str, offsets: str, ordered: bool, columns: int = COLUMNS
 ) -> dict[str, Any]:
-    """Returns arguments of code_rows()."""
+    """Returns arguments of test_code_rows()."""
     rng = np.random.default_rng(bits + group)
     most = 15 if bits == 4 else 127 if offsets == "minimum" else 255
     groups = -(-columns // group) if group else 1
@@ -51,6 +51,10 @@ def random_codes(
     if ordered:
         made["columns"] = rng.permutation(columns).astype(np.int32)
     return made
+
+
+def unpack(name: str, made: dict[str, Any]) -> npt.NDArray[np.float32]:
+    return _C.test_unpack_codes(name, _C.test_code_rows(**made))
 
 
 def _numbers(rng: np.random.Generator, kind: str, shape: tuple[int, int]) -> npt.NDArray[Any]:
@@ -105,14 +109,14 @@ def test_packing_keeps_every_value(kind: tuple[int, int, str, str, bool], column
     made = random_codes(*kind, columns=columns)
     name = _C.code_format(*kind)
     expected = expected_values(made, *kind[:4])
-    assert np.array_equal(_C.code_rows(**made).unpack(name), expected)
+    assert np.array_equal(unpack(name, made), expected)
 
 
 def test_codes_of_four_bits_may_come_in_halves() -> None:
     made = random_codes(4, 32, "float16", "none", False, columns=99)
     codes = np.pad(made["codes"], ((0, 0), (0, 1)))
     halves = made | {"codes": codes[:, ::2] | codes[:, 1::2] << 4, "code_bits": 4}
-    values = [_C.code_rows(**each).unpack("int4-g32-float16") for each in (made, halves)]
+    values = [unpack("int4-g32-float16", each) for each in (made, halves)]
     assert np.array_equal(*values)
 
 
@@ -120,7 +124,7 @@ def test_a_name_gives_its_format_in_any_process() -> None:
     for kind in FORMATS:
         name = _C.code_format(*kind)
         made = random_codes(*kind)
-        assert _C.code_rows(**made).unpack(name).shape == (ROWS, COLUMNS)
+        assert unpack(name, made).shape == (ROWS, COLUMNS)
     assert _C.parts_format([(64, "int8"), (32, "bfloat16")]) == "64 int8 + 32 bfloat16"
 
 
@@ -149,7 +153,7 @@ def test_bad_codes_are_refused_by_field(name: str) -> None:
     made = random_codes(*kind)
     spoil(made)
     with pytest.raises(ModelError, match=message):
-        _C.code_rows(**made).unpack(_C.code_format(*kind))
+        unpack(_C.code_format(*kind), made)
 
 
 @pytest.mark.parametrize("field", ["codes", "scales", "offsets", "super_scales", "super_offsets"])
@@ -160,22 +164,20 @@ def test_wrong_sizes_are_refused_by_field(field: str) -> None:
         if wrong is None and field in ("codes", "scales"):
             wrong = b""
         with pytest.raises(ModelError, match=f"{field} has .* bytes, expected"):
-            _C.code_rows(**made | {field: wrong}).unpack(_C.code_format(*kind))
+            unpack(_C.code_format(*kind), made | {field: wrong})
 
 
 def test_what_a_format_does_not_have_is_refused() -> None:
     made = random_codes(*FORMATS[2])
     for more in ("offsets", "super_scales", "columns"):
         with pytest.raises(ModelError, match=f"{more} has .* bytes, expected 0"):
-            _C.code_rows(**made | {more: np.zeros(8, np.int32)}).unpack("int8-g32-float16")
+            unpack("int8-g32-float16", made | {more: np.zeros(8, np.int32)})
     with pytest.raises(ModelError, match="expected values to pack as bfloat16"):
-        _C.code_rows(**made).unpack("bfloat16")
+        unpack("bfloat16", made)
     with pytest.raises(ModelError, match="code_bits is 5"):
-        _C.code_rows(**made | {"code_bits": 5}).unpack("int8-g32-float16")
+        unpack("int8-g32-float16", made | {"code_bits": 5})
     with pytest.raises(ModelError, match="336 columns, expected a multiple of 256"):
-        _C.code_rows(**random_codes(8, 16, "float16", "none", False, columns=336)).unpack(
-            "int8-g16-factor"
-        )
+        unpack("int8-g16-factor", random_codes(8, 16, "float16", "none", False, columns=336))
     with pytest.raises(ModelError, match="expected codes of int8-g32-float16"):
         _C.test_unpack("int8-g32-float16", np.ones((3, 32), np.float32))
 

@@ -69,4 +69,10 @@ class CodeSource {
   }
 };
 
+// Throws Error(model) naming the array unless it has so many bytes.
+void check_bytes(const char* name, const ByteSpan& span, int64_t bytes);
+// Throws Error(model) unless `columns` has each of 0 to cols - 1 once where a layout is ordered,
+// and nothing where it is not.
+void check_columns(const ByteSpan& columns, int64_t cols, const CodeLayout& layout);
+
 }  // namespace turbomind

@@ -7,7 +7,6 @@
 #include "core/dtype.h"
 #include "core/error.h"
 #include "linear/codes/code_panel.h"
-#include "linear/codes/code_rows.h"
 
 namespace turbomind {
 
@@ -170,9 +169,9 @@ PackedCodes::PackedCodes(int64_t row_count, int64_t col_count, int bits, int64_t
       zeros_(std::move(zeros)) {
   if (bits != 4 && bits != 8)
     throw_error(ErrorCode::model, "codes have ", bits, " bits, expected 4 or 8");
-  if (codes_.packing == Packing::outputs ||
-      (codes_.packing == Packing::outputs_last && bits != 4) || codes_.add != 0)
+  if (codes_.packing == Packing::outputs || (codes_.packing == Packing::outputs_last && bits != 4))
     throw_error(ErrorCode::internal, "codes of ", bits, " bits are packed by outputs");
+  if (codes_.add != 0) throw_error(ErrorCode::internal, "words of codes are stored less 1");
   rows = row_count;
   cols = col_count;
   columns = order;
@@ -259,7 +258,13 @@ void PackedCodes::decode_codes(const CodePiece& piece, int64_t begin, int64_t co
         read_inputs(from, bits_, cols, panel.codes(at + r));
     }
     done = cols;
-  } else if (bits_ == 4 && count == kPanel && first % kOutputs == 0) {
+  } else if (bits_ == 8) {  // inputs first: a word has four columns
+    done = cols / 4 * 4;
+    for (int64_t k = 0; k < done; k += 4)
+      for (int64_t r = 0; r < count; ++r)
+        std::memcpy(panel.codes(at + r) + k, part.data + k / 4 * part.strip_bytes + (first + r) * 4,
+                    4);
+  } else if (count == kPanel && first % kOutputs == 0) {
     done = cols / 16 * 16;
     if (codes_.packing == Packing::outputs_last)
       read_outputs(part, first, cols, codes_.interleaved, panel);

@@ -10,7 +10,7 @@
 
 #include "core/dtype.h"
 #include "linear/code_format.h"
-#include "linear/codes/code_rows.h"
+#include "tests/linear/code_rows.h"
 
 namespace turbomind {
 
