@@ -106,7 +106,7 @@ def _round(
 
 
 def _files(info: ModelInfo) -> list[Path]:
-    return [info.path] if info.gguf else sorted(info.path.glob("*.safetensors"))
+    return [file.path for file in info.sources.checkpoint.files] if info.sources else []
 
 
 def _read(path: Path) -> None:

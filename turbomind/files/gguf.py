@@ -43,8 +43,6 @@ TYPES: dict[int, tuple[str, int, int]] = {
     30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17),
 }  # fmt: skip
 
-BLOCK_BYTES = {name: size for name, _, size in TYPES.values()}
-
 # Types of metadata with values of a fixed size: number in the file -> (name, format of struct).
 _SCALARS: dict[int, tuple[str, str]] = {
     0: ("uint8", "<B"), 1: ("int8", "<b"), 2: ("uint16", "<H"), 3: ("int16", "<h"),

@@ -1,6 +1,7 @@
 """`lmchat bench load`: the report's facts, without timings."""
 
 import json
+import shutil
 
 import gguf_files
 import pytest
@@ -16,6 +17,8 @@ OPTIONS = ["--threads", "1", "--device", "cpu", "--repeat", "2"]
 def test_the_report_has_bytes_seconds_and_memory(zoo, tmp_path):
     folder = zoo.folder("llama_gqa_biases_tied")
     file = gguf_files.write_gguf(folder, tmp_path / "model.gguf")
+    folder = shutil.copytree(folder, tmp_path / "model")
+    (folder / "consolidated.safetensors").write_bytes(b"not loaded")
     for model in (folder, file):
         done = CliRunner().invoke(app, ["bench", "load", str(model), *OPTIONS, "--json"])
         assert done.exit_code == 0, done.output
