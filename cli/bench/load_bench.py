@@ -15,7 +15,7 @@ import typer
 import turbomind._C as _C
 from turbomind.loading.loader import ModelInfo, load
 
-_STATUS = Path("/proc/self/status")
+_MEMORY = Path("/proc/self/statm")
 _SAMPLE = 0.002  # seconds between two looks at the memory
 _READ = 16 << 20  # bytes
 
@@ -44,10 +44,10 @@ class _Peak:
 def anonymous_bytes() -> int:
     """Returns the anonymous memory (RssAnon) that this process has; 0 where no system tells."""
     try:
-        lines = _STATUS.read_text().splitlines()
+        _, resident, shared = map(int, _MEMORY.read_text().split()[:3])  # shared: of files
     except OSError:
         return 0
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:")), 0)
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
 
 
 def run(
