@@ -39,6 +39,18 @@ def with_public(error: E, text: str) -> E:
     return error
 
 
+def context_full(seen: str, context: int) -> ContextFull:
+    """Returns the error of what a context of `context` tokens cannot hold.
+
+    Clients find out what went wrong by its phrase "maximum context length is N tokens".
+
+    Args:
+        seen: what was wrong, the value seen and the value expected.
+        context: most tokens of prompt and reply together.
+    """
+    return ContextFull(f"{seen}: this model's maximum context length is {context} tokens")
+
+
 class SessionBusy(Busy):
     """The session is generating already; a second generation is refused."""
 
@@ -76,4 +88,5 @@ __all__ = [
     "SessionBusy",
     "StoreError",
     "Unreachable",
+    "context_full",
 ]

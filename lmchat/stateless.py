@@ -9,6 +9,7 @@ from lmchat.conversations.conversations import Conversations
 from lmchat.errors import InvalidRequest
 from lmchat.generation import settings as settings_module
 from lmchat.generation.generation import Generation, Reply, ReplyStream
+from lmchat.generation.room import within
 from lmchat.generation.scoring import Scoring
 from lmchat.generation.settings import StatelessSettings
 from lmchat.generation.stateless import StatelessGeneration
@@ -247,6 +248,7 @@ class StatelessVerbs:
         effective = settings_module.merge(
             settings, {}, self._runtime.model_settings, stateless=True
         )
+        effective = within(effective, len(ids), self.core.max_context, "the prompt")
         return StatelessGeneration(
             self._runtime, ids, effective, owner, self._begins, self._running.discard
         )

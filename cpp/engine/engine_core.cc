@@ -387,8 +387,9 @@ void EngineCore::check_prompt(const RequestState& state) const {
   const int64_t asked = state.generates() ? std::max<int64_t>(1, state.params->max_new_tokens) : 0;
   if (asked <= max_context_ - prompt) return;
   throw_error(ErrorCode::context_full, "a prompt of ", prompt, " tokens and ", asked,
-              " new ones: expected at most ", max_context_,
-              " together (the model's context, max_context_tokens and the page pool)");
+              " new ones, expected at most ", max_context_,
+              " together: this model's maximum context length is ", max_context_,
+              " tokens (the model's context, max_context_tokens and the page pool)");
 }
 
 void EngineCore::reserve_logits(RequestState& state) const {

@@ -11,9 +11,9 @@ from lmchat.conversations.chat_generation import ChatGeneration
 from lmchat.conversations.handle_pool import HandlePool
 from lmchat.conversations.known_replies import KnownReplies
 from lmchat.conversations.messages import Recognized, check_messages, recognized
-from lmchat.errors import ContextFull
 from lmchat.generation import settings as settings_module
 from lmchat.generation.generation import Generation
+from lmchat.generation.room import within
 from lmchat.page_size import PAGE_TOKENS
 from lmchat.store.protocol import check_mapping
 from lmchat.text.conversation import Conversation, Prompt
@@ -92,12 +92,8 @@ class Conversations:
             settings, {}, self._runtime.model_settings, stateless=True
         )
         prompt, asked = self.prompt(messages, owner, template_variables, continued)
-        context = self._runtime.core.max_context
-        if len(prompt.token_ids) >= context:
-            raise ContextFull(
-                f"the messages are {len(prompt.token_ids)} tokens long, expected less than "
-                f"{context}, the context"
-            )
+        length, context = len(prompt.token_ids), self._runtime.core.max_context
+        effective = within(effective, length, context, "the messages")
         made = ChatGeneration(
             self._runtime,
             prompt,

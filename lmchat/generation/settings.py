@@ -145,6 +145,11 @@ _SAMPLING_NUMBERS = ("temperature", "top_k", "top_p", "min_p", "repetition_penal
 _DEFAULT_TOP_K = 50  # the default of transformers if do_sample is set
 
 
+class DefaultLimit(int):
+    """A `max_new_tokens` that nobody asked for, such as the default of a protocol. It is cut to the
+    room that the context has left."""
+
+
 @dataclass(frozen=True)
 class Effective:
     """The settings that apply to one generation.
@@ -155,12 +160,15 @@ class Effective:
         skip_special_tokens: whether special tokens in the reply show nothing.
         stored: all settings, given or sampled, to store with the turn. They reproduce the
             generation.
+        limit_given: whether `max_new_tokens` is the caller's or the session's. Otherwise it is a
+            default, which is cut to the room in the context.
     """
 
     params: dict[str, Any]
     stop_strings: tuple[str, ...]
     stored: dict[str, Any]
     skip_special_tokens: bool = True
+    limit_given: bool = False
 
     def hidden_tokens(self, end_tokens: Collection[int]) -> frozenset[int] | None:
         """Returns the special tokens that show nothing, for `ReplyParser`; None: all.
@@ -250,7 +258,10 @@ def merge(
     found["attempt"] = attempt
     found["seed"] = sampling_params(found, ())[1]
     stored = {**found, "stop_strings": list(stops)} if stops else dict(found)
-    return Effective(found, stops, stored, skip)
+    limits = [layer.get("max_new_tokens") for layer in (call, session)]
+    limit = next((one for one in limits if one is not None), None)
+    given = limit is not None and not isinstance(limit, DefaultLimit)
+    return Effective(found, stops, stored, skip, given)
 
 
 def effective(stored: Mapping[str, Any]) -> Effective:

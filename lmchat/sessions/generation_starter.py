@@ -8,10 +8,11 @@ from typing import Literal, overload
 
 from lmchat.errors import SessionBusy
 from lmchat.generation.generation import Generation, Reply, ReplyStream
+from lmchat.generation.room import within
 from lmchat.sessions.appended import Place, appended
 from lmchat.sessions.branches import reply_turn
 from lmchat.sessions.context import SessionContext
-from lmchat.sessions.overflow import fits, refuse, shortened
+from lmchat.sessions.overflow import fits, shortened
 from lmchat.sessions.planner import Plan, Planner
 from lmchat.sessions.rewrite import rebuilt, rounds_of, system_of, with_turns
 from lmchat.sessions.runtime import Runtime
@@ -105,8 +106,8 @@ def planned(
     plan, record = placed(runtime, record, make_plan, place)
     if (place.overflow or record.overflow) == "drop" and not fits(plan, context):
         plan = shortened(runtime, record, plan)
-    refuse(plan, context)
-    return plan
+    what = "the turn alone" if plan.dropped else "the conversation"
+    return replace(plan, effective=within(plan.effective, plan.length, context, what))
 
 
 def placed(

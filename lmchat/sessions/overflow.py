@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lmchat.errors import ContextFull, InvalidRequest
+from lmchat.errors import InvalidRequest
 from lmchat.sessions.planner import Dropped, Plan, Planner
 from lmchat.sessions.rewrite import Round, rebuilt, rounds_of, system_of
 from lmchat.sessions.runtime import Runtime
@@ -41,42 +41,56 @@ def fits(plan: Plan, context: int) -> bool:
     return plan.length + _wanted(plan) <= context
 
 
-def refuse(plan: Plan, context: int, what: str = "the conversation") -> None:
-    """Raises ContextFull if the prompt alone fills the context. The engine checks the rest."""
-    if plan.length >= context:
-        raise ContextFull(
-            f"{what} would be {plan.length} tokens long, expected less than {context}, the context"
-        )
-
-
 def shortened(runtime: Runtime, record: SessionRecord, plan: Plan) -> Plan:
-    """Plans the same turn after as many earlier turns as half the context holds.
+    """Plans the same turn after as many earlier turns as half the context holds, or fewer where it
+    needs more room.
 
-    Raises:
-        ContextFull: the turn alone does not fit.
+    A default limit that the turn alone has no room for counts as half the context at most:
+    otherwise nothing of the conversation would ever stay.
+
+    Returns:
+        The plan. It may need more room than there is, if no earlier turn is left to drop.
     """
-    context = runtime.core.max_context
+    context, wanted = runtime.core.max_context, _wanted(plan)
     path = record.tree.path(plan.extends.id if plan.extends else plan.parent)
     last = 1 if plan.user is None else 0  # a continued or repeated turn always stays
-    first, alone = 1, plan
-    while (cut := shorter_past(runtime, record, path, first, last)) is not None:
-        dropped, made = cut
-        found = _replanned(runtime, record, plan, made)
-        if fits(found, context):
-            before, after = path[-1].length, made[-1].length if made else 0
-            cost = Dropped(dropped, before - after, after)
-            return replace(found, past=tuple(made), dropped=cost)
-        first, alone = dropped + 1, found
-    refuse(alone, context, "the conversation" if alone is plan else "the turn alone")
-    raise ContextFull(
-        f"the turn alone needs {_wanted(plan)} tokens after its prompt, expected fewer: the "
-        f"context has {context}"
-    )
+    if not plan.effective.limit_given and wanted > context // 2:
+        alone = _shorter(runtime, record, plan, path, max(1, len(rounds_of(path)) - last), last)
+        if (alone or plan).length + wanted > context:
+            wanted = context // 2
+    first, found = 1, plan
+    while found.length + wanted > context:
+        shorter = _shorter(runtime, record, plan, path, first, last)
+        if shorter is None:
+            break
+        found, first = shorter, (shorter.dropped.turns if shorter.dropped else 0) + 1
+    return found
+
+
+def _shorter(
+    runtime: Runtime,
+    record: SessionRecord,
+    plan: Plan,
+    path: Sequence[Turn],
+    first: int,
+    last: int,
+) -> Plan | None:
+    """Returns the plan after the cut that `shorter_past()` finds; None: there is none."""
+    cut = shorter_past(runtime, record, path, first, last)
+    if cut is None:
+        return None
+    dropped, made = cut
+    before, after = path[-1].length, made[-1].length if made else 0
+    found = _replanned(runtime, record, plan, made)
+    return replace(found, past=tuple(made), dropped=Dropped(dropped, before - after, after))
 
 
 def is_near(plan: Plan, length: int, context: int) -> bool:
     """Returns whether a next turn like the planned one, after `length` tokens, may not fit."""
-    return length + max(_wanted(plan), context // 10) > context
+    wanted = _wanted(plan)
+    if not plan.effective.limit_given:
+        wanted = min(wanted, context // 2)
+    return length + max(wanted, context // 10) > context
 
 
 def next_prompt(runtime: Runtime, record: SessionRecord) -> list[int]:
@@ -125,7 +139,7 @@ def notice(dropped: Dropped, usage: Usage) -> str:
 
 
 def _wanted(plan: Plan) -> int:
-    most = plan.effective.params.get("max_new_tokens")
+    most = plan.effective.stored.get("max_new_tokens")  # not as it was cut for this turn
     return _ROOM if most is None else int(most)
 
 

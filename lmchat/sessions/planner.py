@@ -166,6 +166,7 @@ class Planner:
             return self._continued(reply, {}, is_cut=True)
         settings = {k: v for k, v in reply.settings.items() if k in SETTINGS}
         effective = self._merge(settings, int(reply.settings.get("attempt", 0)), session={})
+        effective = replace(effective, limit_given=False)
         return Plan(reply.parent, reply.prefix_length, (), effective)
 
     def _continued(self, reply: Turn, settings: Mapping[str, Any], is_cut: bool) -> Plan:
@@ -181,6 +182,8 @@ class Planner:
         attempt = int(reply.settings.get("attempt", 0))
         # Not the session's settings: they may have changed since.
         effective = self._merge({**before, **limits, **settings}, attempt, session={})
+        given = settings.get("max_new_tokens") is not None  # not by an earlier call
+        effective = replace(effective, limit_given=given)
         return Plan(reply.id, reply.length - reply.stopped, (), effective, extends=reply)
 
     def user_after(

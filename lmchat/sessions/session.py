@@ -11,9 +11,10 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, overload
 
-from lmchat.errors import ContextFull, Error, InvalidRequest, NotFound, SessionBusy
+from lmchat.errors import Error, InvalidRequest, NotFound, SessionBusy
 from lmchat.generation.generation import Generation, Reply, ReplyStream
 from lmchat.generation.reply_stream import Follower
+from lmchat.generation.room import check_prompt
 from lmchat.generation.settings import GenerationSettings
 from lmchat.generation.state import State
 from lmchat.kv.handle_cache import RETENTION_PINNED, RETENTION_SESSION, HandleCache
@@ -560,12 +561,8 @@ class Session(SessionSettings):
         raise overtaken(self._record)
 
     def _check_fits(self, made: Sequence[Turn]) -> None:
-        context = self._runtime.core.max_context
-        if made and made[-1].length >= context:
-            raise ContextFull(
-                f"the conversation would be {made[-1].length} tokens long, expected less than "
-                f"{context}, the context"
-            )
+        if made:
+            check_prompt(made[-1].length, self._runtime.core.max_context, "the conversation")
 
     def conversation(self, reply: int) -> tuple[Turn, ...]:
         """Returns the turns up to the reply of this id, of any branch.

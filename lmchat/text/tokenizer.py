@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
+from lmchat.errors import context_full
 from lmchat.text.detokenizer import IncrementalDetokenizer
 from lmchat.text.spellings import Spellings, is_mark, pattern
-from turbomind.errors import ContextFull, InvalidRequest, ModelError
+from turbomind.errors import InvalidRequest, ModelError
 from turbomind.shown import shown
 
 if TYPE_CHECKING:
@@ -183,18 +184,18 @@ class Tokenizer:
         if size <= _PLAIN_BYTES * context:
             return
         if size > context * self._longest_token:
-            raise ContextFull(
-                f"the text has {size} bytes, expected at most {context * self._longest_token}: the "
-                f"context has {context} tokens, and the longest token {self._longest_token} bytes"
+            raise context_full(
+                f"the text has {size} bytes, expected at most {context * self._longest_token}, as "
+                f"the longest token has {self._longest_token} bytes",
+                context,
             )
         count, step = 0, _PLAIN_BYTES * context // 2
         for part in (text[at : at + step] for text in texts for at in range(0, len(text), step)):
             _check_unicode(part)
             count += len(_encoding(self._backend, part))
             if count > 2 * context:  # not `context`: a cut may split tokens
-                raise ContextFull(
-                    f"the text has more than {count} tokens, expected at most {context}, the "
-                    "context"
+                raise context_full(
+                    f"the text has more than {count} tokens, expected at most {context}", context
                 )
 
     @functools.cached_property

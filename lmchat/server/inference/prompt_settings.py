@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from lmchat.generation.settings import SETTINGS
+from lmchat.generation.settings import SETTINGS, DefaultLimit
 from lmchat.server.config import Limits
 from lmchat.server.dialects.limits import check_limits
 from lmchat.server.errors import HttpError
@@ -87,7 +87,7 @@ def prompt_request(
     parameters = dict(parameters)
     flags = {name: _flag(name, inputs, parameters) for name in _FLAGS}
     settings = {**_sampling_parameters(inputs), **_settings(parameters)}
-    settings.setdefault("max_new_tokens", DEFAULT_MAX_TOKENS)
+    settings.setdefault("max_new_tokens", DefaultLimit(DEFAULT_MAX_TOKENS))
     check_limits(settings, limits)
     if flags["return_cumulative_logprob"]:
         settings["logprobs"] = 0

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from lmchat.aio_threads import shared
 from lmchat.engine import ChatEngine
 from lmchat.generation.reply import Reply
+from lmchat.generation.settings import DefaultLimit
 from lmchat.server.config import Limits
 from lmchat.server.http.body import JsonRoute
 from lmchat.server.openai.chunks import CompletionChunks, compact, names_of
@@ -56,7 +57,7 @@ class CompletionBody(SamplingBody):
 
     def longest(self) -> int:
         """Returns the longest completion, in tokens."""
-        return self.max_tokens or max(DEFAULT_TOKENS, self.min_tokens or 0)
+        return self.max_tokens or DefaultLimit(max(DEFAULT_TOKENS, self.min_tokens or 0))
 
     def logprobs_wanted(self) -> int | None:
         """Returns the number of alternatives per token; None: no log-probabilities at all."""

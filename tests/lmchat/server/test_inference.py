@@ -61,6 +61,33 @@ def test_health_and_metadata_satisfy_the_client(client):
     assert {one["name"] for one in config["output"]} == {one["name"] for one in named["outputs"]}
 
 
+def test_the_default_length_is_cut_to_the_room(server, client):
+    most, token = server.engine.max_context, "word "
+    each = len(server.engine.tokenizer.encode(token * 101)) - len(
+        server.engine.tokenizer.encode(token * 100)
+    )
+    count = (most - 8) // each
+    prompt = token * count
+    while len(server.engine.tokenizer.encode(prompt)) > most - 4:
+        prompt = prompt.removesuffix(token)
+    room = most - len(server.engine.tokenizer.encode(prompt))
+    assert room < 16
+    outputs = [
+        triton.InferRequestedOutput("num_output_tokens"),
+        triton.InferRequestedOutput("finish_reason"),
+    ]
+    result = infer(
+        client,
+        texts(prompt),
+        outputs=outputs,
+        ignore_eos=True,
+        temperature=0,
+        return_num_output_tokens=True,
+        return_finish_reason=True,
+    )
+    assert result.as_numpy("num_output_tokens").tolist() == [room]
+
+
 @pytest.mark.parametrize("binary", [True, False])
 def test_infer_continues_the_prompt(client, expected, binary):
     outputs = [triton.InferRequestedOutput("text_output", binary_data=binary)]

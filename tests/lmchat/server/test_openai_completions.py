@@ -114,6 +114,18 @@ def test_a_wrong_prompt_is_refused(client, prompt, param):
         assert error["param"] == param
 
 
+def test_the_default_length_is_cut_to_the_room_and_a_given_one_refused(server, client):
+    most = server.engine.max_context
+    prompt = [5] * (most - 4)
+    found = completion(client, prompt=prompt, ignore_eos=True)
+    assert (found.usage.completion_tokens, found.choices[0].finish_reason) == (4, "length")
+    error = refused(client, "/v1/completions", {"prompt": prompt, "max_tokens": 5})
+    assert (error["param"], error["code"]) == ("max_tokens", "context_length_exceeded")
+    assert error["message"].startswith("max_tokens is 5, expected at most 4 after")
+    # The words by which LiteLLM and other clients tell it from other wrong requests.
+    assert f"this model's maximum context length is {most} tokens" in error["message"]
+
+
 def test_a_prompt_above_the_context_is_refused_with_its_code(client):
     error = refused(client, "/v1/completions", {"prompt": "word " * 4000})
     assert error["code"] == "context_length_exceeded"
