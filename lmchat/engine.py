@@ -9,11 +9,11 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from lmchat.bundled import find_model, name_of
 from lmchat.conversations.conversations import Conversations
-from lmchat.errors import EngineClosed, Error, InvalidRequest, NotFound
+from lmchat.errors import EngineClosed, Error, InvalidRequest, NotFound, StoreError
 from lmchat.generation import settings as settings_module
 from lmchat.generation.admission import MAX_QUEUE, MAX_WAIT, Admission
 from lmchat.generation.generation import Generation
@@ -47,12 +47,9 @@ from lmchat.text.model_text import read_text, tokenizer_digest
 from lmchat.text.prompt import PromptBuilder, check_history
 from lmchat.text.template_class import TemplateInfo
 from lmchat.text.tokenizer import Tokenizer
-from turbomind import Engine, ModelInfo, Stats
+from turbomind import Engine, Forecast, ModelInfo, Residence, Stats
 from turbomind.descriptors import explain_open_file_limit
 from turbomind.shown import shown
-
-if TYPE_CHECKING:
-    from turbomind import Forecast, Residence
 
 _SWEEP_SECONDS = 5.0  # between two looks for sessions to close
 
@@ -243,7 +240,7 @@ class ChatEngine(StatelessVerbs):
         if system is not None:
             check_text("system", system)
             self._runtime.check_fits(system)
-        given = settings_module.validate(check_mapping("settings", settings))
+        given = self._runtime.session_settings(check_mapping("settings", settings))
         variables = check_mapping("template_variables", template_variables)
         if overflow is not None:
             check_overflow(overflow)
@@ -374,7 +371,7 @@ class ChatEngine(StatelessVerbs):
 
     def residences(self, sessions: Iterable[Session]) -> list[Residence]:
         """Returns `Session.residence` of many sessions with one request to the engine."""
-        return [one.residence for one in self.core.forecasts(_sequences(sessions))]
+        return [one.residence for one in self.forecasts(sessions, 1)]
 
     def predicted_ttfts(self, sessions: Iterable[Session], new_tokens: int = 32) -> list[float]:
         """Returns `Session.predicted_ttft()` of many sessions with one request to the engine."""
@@ -387,8 +384,37 @@ class ChatEngine(StatelessVerbs):
         Args:
             sessions: the sessions.
             new_tokens: tokens of the next message.
+
+        Returns:
+            One forecast per session. That of a conversation of another tokenizer has no residence
+            and no time.
         """
-        return self.core.forecasts(_sequences(sessions), new_tokens)
+        listed = list(sessions)
+        known = [None if one._is_foreign else (one.token_ids, one.owner) for one in listed]
+        made = iter(self.core.forecasts([one for one in known if one is not None], new_tokens))
+        return [Forecast(Residence(0, 0, 0), 0.0) if one is None else next(made) for one in known]
+
+    def forecasts_by_id(
+        self, ids: Iterable[str], *, owner: str = "local", new_tokens: int = 32
+    ) -> dict[str, Forecast]:
+        """Returns `forecasts()` of an owner's sessions, by id, for a list of them.
+
+        It leaves out sessions that were deleted since the list was read, that cannot be read, or
+        whose conversation is one of another tokenizer.
+
+        Args:
+            ids: ids of the sessions.
+            owner: their owner.
+            new_tokens: tokens of the next message.
+        """
+        opened: list[Session] = []
+        for session_id in ids:
+            with contextlib.suppress(NotFound, StoreError):
+                session = self.session_by_id(session_id, owner=owner)
+                if not session._is_foreign:
+                    opened.append(session)
+        costs = self.forecasts(opened, new_tokens)
+        return {session.id: cost for session, cost in zip(opened, costs, strict=True)}
 
     def delete(self, name: str, owner: str = "local") -> None:
         """Stops and deletes a session, and frees pages on disk that no other session of its owner
@@ -570,7 +596,3 @@ def _sweep(this: weakref.ref[ChatEngine]) -> None:
     registry = getattr(this(), "_registry", None)  # the thread starts before it is there
     if registry is not None:
         registry.sweep()
-
-
-def _sequences(sessions: Iterable[Session]) -> list[tuple[list[int], str]]:
-    return [(session.token_ids, session.owner) for session in sessions]

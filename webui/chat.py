@@ -192,11 +192,8 @@ class Chat:
         if time.monotonic() >= tab.costs_due:
             tab.costs_due = time.monotonic() + COSTS_SECONDS
             with contextlib.suppress(Error):
-                opened = [
-                    await self._engine.session_by_id(one.id, owner=visitor.owner) for one in shown
-                ]
-                costs = await self._engine.forecasts(opened)
-                tab.costs = {one.id: cost for one, cost in zip(shown, costs, strict=True)}
+                ids = [one.id for one in shown]
+                tab.costs = await self._engine.forecasts_by_id(ids, owner=visitor.owner)
         return listed(shown, tab.costs, len(found) > len(shown))
 
     async def search(self, words: str, visitor: Visitor) -> Parts:

@@ -14,6 +14,7 @@ from lmchat.engine import SessionInfo
 from lmchat.figures import duration, latency, usage_parts
 from lmchat.generation.parts import Delta, Progress
 from lmchat.generation.state import State
+from lmchat.public_text import public_model
 from lmchat.store.turns import Turn
 
 from .markdown import markdown
@@ -147,7 +148,7 @@ def listed(sessions: Sequence[SessionInfo], costs: Mapping[str, Any], more: bool
     groups: dict[str, list[dict[str, Any]]] = {}
     for one in sorted(sessions, key=lambda one: not one.pinned):
         entry: dict[str, Any] = {"id": one.id, "title": one.title[:200] or one.name}
-        entry["detail"] = _cost(one, costs)
+        entry["detail"] = " · ".join(filter(None, (_cost(one, costs), public_model(one.model))))
         entry["running"] = bool(one.busy) or one.state not in (State.IDLE, State.CLOSED)
         groups.setdefault("Pinned" if one.pinned else _day(one), []).append(entry)
     found = [{"name": name, "sessions": entries} for name, entries in groups.items()]

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lmchat.figures import latency
+from lmchat.public_text import public_model
 from lmchat.store.records import SessionRecord
 from lmchat.store.turns import Turn
 from lmchat.store.words import marks
@@ -26,6 +27,7 @@ from .list_row import Row, ago
 from .unfinished_turn import Unfinished
 
 LEAST_NAME = 18  # columns of a name beside its figures, at least
+MOST_MODEL = 24  # columns of a model's name beside a session's figures
 WIDE = 100  # columns of a terminal from which titles get their own column
 _HEAD, _FAINT, _FOUND = "bold", "dim", "bold reverse"
 
@@ -47,9 +49,14 @@ def table(
     names = [_name(row, current) for row in rows]
     titles = [clean(row.summary.title) for row in rows]
     heads = ["session", *names]
+    models = ["model", *(_model(row) for row in rows)]
+    beside = max(map(cell_len, models)) + GAP
     if screen.plain:
-        screen.print(*lines_of(_table(heads, [*figures, ["title", *titles]], None), ENDLESS))
-    elif screen.width >= WIDE and screen.width - width >= 3 * LEAST_NAME:
+        whole = ["model", *(_model(row, ENDLESS) for row in rows)]  # a pipe's lines are not cut
+        parts = [*figures, whole, ["title", *titles]]
+        screen.print(*lines_of(_table(heads, parts, None), ENDLESS))
+    elif screen.width >= WIDE and screen.width - width - beside >= 3 * LEAST_NAME:
+        figures, width = [*figures, models], width + beside
         room = screen.width - width - GAP
         size = min(max(map(cell_len, heads)), room // 2)
         shown = ["title", *(short(title, room - size) for title in titles)]
@@ -57,15 +64,22 @@ def table(
     elif screen.width - width >= LEAST_NAME:
         head, *lines = lines_of(_table(heads, figures, screen.width - width), screen.width)
         screen.print(head)
-        for line, title in zip(lines, titles, strict=True):
-            screen.print(line, *_title(title, screen.width))
+        for line, row in zip(lines, rows, strict=True):
+            screen.print(line, *_title(row, screen.width))
     else:
         _listed(screen, rows, names, now)
 
 
-def _title(title: str, width: int) -> list[Text]:
-    """Returns the line with the title that follows a session; none for an empty title."""
-    return [Text(short("  " + title, width), style=_FAINT)] if title else []
+def _title(row: Row, width: int) -> list[Text]:
+    """Returns the line with model and title that follows a session; none without both."""
+    parts = [part for part in (_model(row), clean(row.summary.title)) if part]
+    return [Text(short("  " + " · ".join(parts), width), style=_FAINT)] if parts else []
+
+
+def _model(row: Row, width: int = MOST_MODEL) -> str:
+    """Returns the name of a session's last model: of a path, the last part."""
+    name = clean(public_model(row.summary.model))
+    return short(name, width) if name else ""
 
 
 def _name(row: Row, current: str) -> str:
@@ -113,7 +127,7 @@ def _table(names: Sequence[str], figures: Sequence[Sequence[str]], name_width: i
     table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style=_FAINT)
     table.add_column(names[0], width=name_width, no_wrap=True, style=_HEAD)
     for head, *_ in figures:
-        justify: JustifyMethod = "left" if head in ("KV", "", "title") else "right"
+        justify: JustifyMethod = "left" if head in ("KV", "", "model", "title") else "right"
         table.add_column(head, no_wrap=True, justify=justify)
     for i, name in enumerate(names[1:], 1):
         cells = [Text(column[i], style=_style(column[0], column[i])) for column in figures]
@@ -125,7 +139,7 @@ def _listed(screen: Screen, rows: Sequence[Row], names: list[str], now: datetime
     """Prints each session as its name and a paragraph with its facts."""
     for row, name in zip(rows, names, strict=True):
         screen.print(*wrap(Text(name, style=_HEAD), screen.width))
-        screen.print(*_title(clean(row.summary.title), screen.width))
+        screen.print(*_title(row, screen.width))
         parts = [counted(row.summary.turns, "turn"), counted(row.summary.tokens, "token")]
         if row.disk_bytes:
             of_all = f" ({row.residence})" if row.residence else ""

@@ -209,6 +209,30 @@ def validate(settings: Mapping[str, Any], *, stateless: bool = False) -> dict[st
     return given
 
 
+def check_usable(settings: Mapping[str, Any], vocab_size: int, max_context: int) -> None:
+    """Refuses settings that every reply of this model would refuse.
+
+    Args:
+        settings: settings as `validate()` returns them.
+        vocab_size: ids of tokens are below it.
+        max_context: most tokens of prompt and reply together.
+
+    Raises:
+        InvalidRequest: names the setting, its value and the expected one.
+    """
+    ids = {name: list(settings.get(name, ())) for name in (*_ID_LISTS, "logit_bias")}
+    ids["bad_words"] = [i for word in settings.get("bad_words", ()) for i in word]
+    for name, listed in ids.items():
+        for at, token in enumerate(listed):
+            if not 0 <= token < vocab_size:
+                expected = f"a token id from 0 to {vocab_size - 1}"
+                raise wrong(name if name == "bad_words" else f"{name}[{at}]", token, expected)
+    for name in ("max_new_tokens", "min_new_tokens"):
+        if settings.get(name, 0) >= max_context:
+            expected = f"less than {max_context}, the longest context of this model"
+            raise wrong(name, settings[name], expected)
+
+
 def _of_a_session(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of a session, without those for other generations that are None."""
     found = dict(settings)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
+from lmchat.generation import settings as settings_module
 from lmchat.generation.admission import Admission
 from lmchat.generation.idle_prefill import IdlePrefill
 from lmchat.generation.observer import Observer
@@ -40,6 +43,25 @@ class Runtime:
     identity: Identity
     model_settings: dict[str, Any]  # from the model's generation_config.json
     observers: list[Observer] = field(default_factory=list)
+
+    def session_settings(
+        self, settings: Mapping[str, Any], before: Mapping[str, Any] = MappingProxyType({})
+    ) -> dict[str, Any]:
+        """Returns the settings of a session after a change.
+
+        Args:
+            settings: what changes. None: the model's own.
+            before: those that the session has.
+
+        Raises:
+            InvalidRequest: a value is out of range, or no reply could use it.
+        """
+        merged = {k: v for k, v in {**before, **settings}.items() if v is not None}
+        valid = settings_module.validate(merged)
+        changed = {name: valid[name] for name in settings if name in valid}
+        settings_module.check_usable(changed, self.core.vocab_size, self.core.max_context)
+        settings_module.merge({}, valid, self.model_settings)  # they may contradict each other
+        return valid
 
     def check_fits(self, *texts: str) -> None:
         """Refuses texts that a prompt cannot hold, before they are rendered and encoded.

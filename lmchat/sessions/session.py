@@ -41,13 +41,13 @@ from lmchat.store.once import Once
 from lmchat.store.protocol import check_mapping, check_name, check_tags, check_text
 from lmchat.store.records import SessionRecord
 from lmchat.store.turns import Turn, TurnTree
+from turbomind import Residence
 from turbomind.shown import shown
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from lmchat.archive import Exported
-    from turbomind import Residence
 
 __all__ = ["Branch", "Registry", "Session"]
 
@@ -654,12 +654,17 @@ class Session(SessionSettings):
     @property
     def residence(self) -> Residence:
         """Tokens of the transcript that have KV in the engine's memory, in host memory or higher,
-        and on disk or higher."""
+        and on disk or higher. None for a conversation of another tokenizer."""
+        if self._is_foreign:
+            return Residence(0, 0, 0)
         return self._runtime.core.residence(self.token_ids, self.owner)
 
     def predicted_ttft(self, new_tokens: int = 32) -> float:
         """Returns an estimate of the time to first token, in seconds, of a message of `new_tokens`
-        tokens sent now to an idle engine. Returns 0.0 before any measurement."""
+        tokens sent now to an idle engine. Returns 0.0 before any measurement, and for a
+        conversation of another tokenizer, whose number of tokens the next turn will show."""
+        if self._is_foreign:
+            return 0.0
         return self._runtime.core.predict_ttft(self.token_ids, new_tokens, self.owner)
 
     def export(

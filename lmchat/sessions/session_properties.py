@@ -7,7 +7,6 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lmchat.errors import InvalidRequest
-from lmchat.generation import settings as settings_module
 from lmchat.generation.settings import GenerationSettings
 from lmchat.generation.state import State
 from lmchat.sessions.context import SessionContext
@@ -151,6 +150,15 @@ class SessionFacts:
         record = self._record
         return 0 if record.leaf is None else record.tree.place(record.leaf).length
 
+    @property
+    def _is_foreign(self) -> bool:
+        """Whether the conversation is that of a model with another tokenizer. Its next turn encodes
+        it again; until then nothing of it can have KV here."""
+        record, runtime = self._record, self._runtime
+        if record.tokenizer not in ("", runtime.identity.tokenizer):
+            return True
+        return max(record.tree.token_ids(record.leaf), default=0) >= runtime.core.vocab_size
+
 
 class SessionSettings(SessionFacts):
     """Properties of a session that can be set. Each change is stored when the method returns."""
@@ -166,12 +174,15 @@ class SessionSettings(SessionFacts):
         self.set_title(title)
 
     def set(self, /, **settings: Unpack[GenerationSettings]) -> None:
-        """Changes the session's generation settings; None restores the model's."""
+        """Changes the session's generation settings; None restores the model's.
+
+        Raises:
+            InvalidRequest: a value is out of range, or no reply could use it.
+        """
 
         def change() -> Change[None]:
-            merged = {**self._record.settings, **settings}
-            chosen = {name: value for name, value in merged.items() if value is not None}
-            return Change(None, {"settings": settings_module.validate(chosen)})
+            chosen = self._runtime.session_settings(settings, self._record.settings)
+            return Change(None, {"settings": chosen})
 
         self._change(change)
 
@@ -233,8 +244,7 @@ class SessionSettings(SessionFacts):
                 check(record.revision)
             found = {name: value for name, value in fields.items() if value is not None}
             if own:
-                merged = {k: v for k, v in {**record.settings, **own}.items() if v is not None}
-                found["settings"] = settings_module.validate(merged)
+                found["settings"] = self._runtime.session_settings(own, record.settings)
             if variables:
                 all_of_them = {**record.template_variables, **variables}
                 found["template_variables"] = {

@@ -124,11 +124,9 @@ async def list_sessions(
                 400, "after is not the id of a session in the list", param="after"
             ) from None
         page = found[:limit]
-        forecasts: list[Any] = [None] * len(page)
-        if residence:
-            sessions = [engine.session_by_id(one.id, owner=owner) for one in page]
-            forecasts = engine.forecasts(sessions)
-        data = [views.listed(one, what) for one, what in zip(page, forecasts, strict=True)]
+        ids = [one.id for one in page] if residence else []
+        forecasts = engine.forecasts_by_id(ids, owner=owner)
+        data = [views.listed(one, forecasts.get(one.id)) for one in page]
         return {
             "object": "list",
             "data": data,

@@ -43,7 +43,7 @@ def test_list_prints_the_sessions(data_dir, trip):
     data_dir.session("theirs", ("Hello", "Hi"), owner="other")
     lines = data_dir.run("list").splitlines()
     assert lines[0].split() == [
-        "session", "turns", "tokens", "disk", "KV", "used", "TTFT", "title",
+        "session", "turns", "tokens", "disk", "KV", "used", "TTFT", "model", "title",
     ]  # fmt: skip
     assert re.match(r"other +1 +20 .* pinned +A greeting$", lines[1])
     assert re.match(r"trip +2 +200 .* Plan a day in Kyoto please$", lines[2])
