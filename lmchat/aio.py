@@ -122,6 +122,10 @@ class AsyncSession:
         """Returns the turns of the current conversation."""
         return await self._threads.run(lambda: self.sync.turns)
 
+    async def dropped(self) -> tuple[Turn, ...]:
+        """Returns what was dropped from the prompt, as `Session.dropped`."""
+        return await self._threads.run(lambda: self.sync.dropped)
+
     async def replies(self) -> tuple[Turn, ...]:
         """Returns the replies of all branches, the oldest first."""
         return await self._threads.run(lambda: self.sync.replies)

@@ -88,5 +88,4 @@ __all__ = [
     "SessionBusy",
     "StoreError",
     "Unreachable",
-    "context_full",
 ]

@@ -107,12 +107,13 @@ class Chat:
             form = {"form": {**NEW, **tab.form}} if tab.changed("form", {**NEW, **tab.form}) else {}
             return {**self._parts(tab, facts_of(None, [], 0), [], []), **form}
         mark = replace(mark, revision=session.revision, reply=None)  # before the turns are read
-        turns = await session.turns()
-        found = rounds(turns, self._engine.max_context)
+        turns, dropped = await session.turns(), await session.dropped()
+        found = rounds(turns, self._engine.max_context, dropped)
         facts = facts_of(session, found, mark.rounds)
-        first = facts["first"]
-        numbers = range(first, len(found))
-        lists = await shared.run(lambda: [session.sync.branches(n) for n in numbers])
+        numbers = [fact["number"] for fact in facts["rounds"]]
+        lists = await shared.run(
+            lambda: [session.sync.branches(n) if n >= 0 else [] for n in numbers]
+        )
         for fact, branches in zip(facts["rounds"], lists, strict=True):
             active = [one.index for one in branches if one.active]
             fact["branch"] = [*active[:1], len(branches)] if len(branches) > 1 else None
@@ -134,7 +135,7 @@ class Chat:
         self, tab: Tab, session: AsyncSession, mark: Mark, follower: AsyncFollower
     ) -> AsyncIterator[Parts]:
         """Yields the page while a reply runs."""
-        found = rounds(await shared.run(lambda: follower.preceding), self._engine.max_context)
+        found = await shared.run(self._before, session, follower)
         if not found:  # it has ended meanwhile
             return
         tab.question = found[-1].question.text
@@ -154,6 +155,12 @@ class Chat:
         if follower.done:
             # It raises if it failed before its first token.
             tab.notices = (await follower.result()).notices
+
+    def _before(self, session: AsyncSession, follower: AsyncFollower) -> list[Round]:
+        """Returns the rounds before a running reply, and its own one."""
+        turns = follower.preceding
+        dropped = session.sync._record.tree.dropped(turns)
+        return rounds(turns, self._engine.max_context, dropped)
 
     def _parts(self, tab: Tab, facts: dict[str, Any], earlier: list[Any], last: list[Any]) -> Parts:
         values: Parts = {"history": earlier, "last": last, "view": json.dumps(facts)}
@@ -310,7 +317,8 @@ class Chat:
 
         def made() -> AsyncSession:
             with visitor.limit.room(visitor.owner):
-                return AsyncSession(engine.session(owner=visitor.owner))
+                made = engine.session(owner=visitor.owner, overflow=NEW["overflow"])
+                return AsyncSession(made)
 
         session = await shared.run(made)
         try:

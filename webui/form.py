@@ -17,7 +17,7 @@ NUMBERS = (
 """Generation settings with a field. Their values are JSON; an empty field is the model's own."""
 
 CHOICES = {
-    "overflow": ["refuse", "drop"],
+    "overflow": ["drop", "refuse"],
     "history": ["append", "template"],
     "thinking": ["default", "on", "off"],
 }
@@ -28,7 +28,7 @@ HELP = {
     "tags": "words, separated by commas",
     "pinned": "its KV cache is evicted last",
     "system": "instructions before the conversation",
-    "overflow": "when the context is full: refuse, or drop the oldest rounds",
+    "overflow": "when the context is full: the oldest rounds drop out of the prompt, or refuse",
     "history": "how earlier turns are rendered: as they were, or by the template again",
     "thinking": "whether the model reasons before it answers",
     **{name: SETTINGS[name] for name in NUMBERS},
@@ -36,7 +36,7 @@ HELP = {
 """Every field, and what is written below it."""
 
 NEW: dict[str, Any] = {
-    **dict.fromkeys(HELP, ""), "pinned": False, "overflow": "refuse", "history": "append",
+    **dict.fromkeys(HELP, ""), "pinned": False, "overflow": "drop", "history": "append",
     "thinking": "default",
 }  # fmt: skip
 """Values of a new chat."""

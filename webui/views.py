@@ -71,7 +71,7 @@ class Round:
     """A question and its reply, which only the last round of a conversation may lack.
 
     Attributes:
-        number: number of the user turn, from 0.
+        number: number of the user turn, from 0; -1 for one that was dropped from the prompt.
         question: the user turn.
         answer: the reply.
     """
@@ -81,13 +81,20 @@ class Round:
     answer: Answer | None = None
 
 
-def rounds(turns: Sequence[Turn], max_context: int) -> list[Round]:
-    """Returns the rounds of a conversation, with the figures of replies that were generated."""
-    found: list[Round] = []
+def rounds(turns: Sequence[Turn], max_context: int, dropped: Sequence[Turn] = ()) -> list[Round]:
+    """Returns the rounds of a conversation, with the figures of replies that were generated.
+
+    Args:
+        turns: the conversation.
+        max_context: most tokens of prompt and reply together.
+        dropped: turns that were dropped from its prompt; their rounds come first.
+    """
+    found = [replace(one, number=-1) for one in rounds(dropped, max_context)] if dropped else []
+    above = len(found)
     for turn in turns:
         if turn.role == "user":
-            found.append(Round(len(found), turn))
-        elif turn.role == "assistant" and found:
+            found.append(Round(len(found) - above, turn))
+        elif turn.role == "assistant" and len(found) > above:
             answer = Answer(turn.text, turn.reasoning)
             if turn.usage.completion_tokens:
                 answer.figures = " · ".join(usage_parts(turn, turn.length, max_context))

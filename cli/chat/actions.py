@@ -263,7 +263,8 @@ def set_(chat: ChatContext, argument: str) -> None:
 def show(chat: ChatContext, argument: str) -> None:
     """Shows the conversation: `/show [N|all]`."""
     chat.session.refresh()  # another process may have continued it
-    views.conversation(chat, _count(argument, len(users(chat.session))))
+    dropped = sum(turn.role == "user" for turn in chat.session.dropped)
+    views.conversation(chat, _count(argument, dropped + len(users(chat.session))))
 
 
 def tokens(chat: ChatContext, argument: str) -> None:

@@ -90,7 +90,7 @@ def place(chat: ChatContext) -> None:
 def resumed(chat: ChatContext) -> None:
     """Prints the end of a resumed session and where its KV cache is."""
     session, screen = chat.session, chat.screen
-    rounds = sum(turn.role == "user" for turn in session.turns)
+    rounds = sum(turn.role == "user" for turn in (*session.dropped, *session.turns))
     parts = [session.name, counted(rounds, "round"), clean(session.title)]
     screen.print(Text(f"── {short(' · '.join(filter(None, parts)), screen.width - 6)} ──", "dim"))
     if rounds:
@@ -156,6 +156,7 @@ def conversation(chat: ChatContext, count: int | None = None) -> None:
         chat.screen,
         chat.session.turns,
         count,
+        dropped=chat.session.dropped,
         reasoning=chat.show_reasoning,
         stopped=lambda: chat.interrupts.pressed,
     )

@@ -174,7 +174,7 @@ def show(
     elif tokens:
         conversation.tokens(screen, path, turns)
     else:
-        conversation.conversation(screen, path, turns)
+        conversation.conversation(screen, path, turns, dropped=record.tree.dropped(path))
     session_views.loose_end(screen, record, row, cut_off)
 
 

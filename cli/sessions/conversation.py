@@ -22,6 +22,8 @@ _ENDS = {
     "interrupted": "interrupted: the process ended",
 }
 _HEAD = "bold"
+DROPPED = "above: no longer in the prompt, because the context was full"
+"""What is said below rounds that were dropped."""
 
 BranchLine = tuple[bool, int, int, str, str]
 """A branch: is it active, number of its question, its own number (both from 1), question, reply."""
@@ -32,6 +34,7 @@ def conversation(
     turns: Sequence[Turn],
     count: int | None = None,
     *,
+    dropped: Sequence[Turn] = (),
     reasoning: bool = True,
     stopped: Callable[[], bool] = lambda: False,
 ) -> None:
@@ -41,16 +44,23 @@ def conversation(
         screen: Where to print.
         turns: The conversation.
         count: Number of rounds; None: all.
+        dropped: Turns that were dropped from the prompt. They are printed above the others, without
+            numbers, and a line follows them.
         reasoning: Print reasoning.
         stopped: Called before each turn; True ends the output.
     """
     number = _first(turns, count)[1]
-    for turn in rounds(turns, count):
+    more = None if count is None else max(0, count - sum(turn.role == "user" for turn in turns))
+    above = rounds(dropped, more)
+    marked = [*above, *([None] if above else []), *rounds(turns, count)]
+    for at, turn in enumerate(marked):
         if stopped():
             return
-        if turn.role == "user":
-            number += 1
-            head = f"{number}> "
+        if turn is None:
+            screen.note(f"── {DROPPED} ──")
+        elif turn.role == "user":
+            number += at >= len(above)
+            head = f"{number}> " if at >= len(above) else "> "
             lines = wrap(Text(clean(turn.text), style=_HEAD), max(1, screen.width - len(head)))
             screen.print(Text(head, style=_HEAD) + lines[0], *lines[1:])
         elif turn.role == "system":

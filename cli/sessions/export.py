@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lmchat.errors import InvalidRequest
 
 from ..terminal.texts import counted
+from .conversation import DROPPED
 
 if TYPE_CHECKING:
     import lmchat
@@ -31,6 +32,7 @@ class Conversation:
     template_variables: Mapping[str, Any]
     turns: Sequence[lmchat.Turn]
     token_ids: Sequence[int]
+    dropped: Sequence[lmchat.Turn]
 
     @classmethod
     def of_session(cls, session: lmchat.Session) -> Conversation:
@@ -43,19 +45,22 @@ class Conversation:
             session.template_variables,
             session.turns,
             session.token_ids,
+            session.dropped,
         )
 
     @classmethod
     def of_record(cls, record: SessionRecord) -> Conversation:
         """Returns the conversation of a stored session."""
+        path = record.tree.path(record.leaf)
         return cls(
             record.name,
             record.title,
             record.history,
             record.settings,
             record.template_variables,
-            record.tree.path(record.leaf),
+            path,
             record.tree.token_ids(record.leaf),
+            record.tree.dropped(path),
         )
 
 
@@ -134,12 +139,21 @@ def write_text(conversation: Conversation, file: Path, force: bool) -> Path:
 def as_markdown(conversation: Conversation) -> str:
     """Formats the messages under headings; reasoning is quoted."""
     parts = [f"# {conversation.title or conversation.name}"]
+    for turn in conversation.dropped:
+        parts += _markdown(turn)
+    if conversation.dropped:
+        parts.append(f"---\n\n*{DROPPED[0].upper()}{DROPPED[1:]}.*")
     for turn in conversation.turns:
-        parts.append(f"## {_HEADINGS.get(turn.role, turn.role)}")
-        if turn.reasoning:
-            parts.append("\n".join(f"> {line}".rstrip() for line in turn.reasoning.split("\n")))
-        parts.append(turn.text)
+        parts += _markdown(turn)
     return "\n\n".join(parts).rstrip() + "\n"
+
+
+def _markdown(turn: lmchat.Turn) -> list[str]:
+    """Returns the paragraphs of a message."""
+    parts = [f"## {_HEADINGS.get(turn.role, turn.role)}"]
+    if turn.reasoning:
+        parts.append("\n".join(f"> {line}".rstrip() for line in turn.reasoning.split("\n")))
+    return [*parts, turn.text]
 
 
 def as_json(conversation: Conversation) -> str:
@@ -149,6 +163,7 @@ def as_json(conversation: Conversation) -> str:
         "history": conversation.history,
         "settings": dict(conversation.settings),
         "template_variables": dict(conversation.template_variables),
+        **({"dropped": list(map(_turn, conversation.dropped))} if conversation.dropped else {}),
         "turns": [_turn(turn) for turn in conversation.turns],
         "token_ids": list(conversation.token_ids),
     }

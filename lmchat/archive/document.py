@@ -26,8 +26,9 @@ _HISTORY = {stored: rule for rule, stored in _STORED_HISTORY.items()}
 
 
 FORMAT = "lmchat-session"
-VERSION = 2
-"""Version 2 adds `metadata`. A session without any is written as version 1."""
+VERSION = 3
+"""Version 2 adds `metadata`, version 3 `dropped_before` of turns. A session is written as the
+oldest version that has what it has."""
 T = TypeVar("T")
 
 
@@ -40,7 +41,7 @@ def to_document(record: SessionRecord) -> dict[str, Any]:
     turns = sorted(record.tree, key=lambda turn: turn.id)
     document = {
         "format": FORMAT,
-        "version": VERSION if record.metadata else 1,
+        "version": _version_of(record),
         "session": {
             "name": record.name,
             "title": record.own_title,
@@ -109,6 +110,17 @@ def check_vocabulary(record: SessionRecord, vocab_size: int) -> None:
             )
 
 
+def _version_of(record: SessionRecord) -> int:
+    if any(turn.dropped_before is not None for turn in record.tree):
+        return 3
+    return 2 if record.metadata else 1
+
+
+def _listed(turns: Any) -> list[Any]:
+    """Returns the turns of a document that has not been checked."""
+    return [turn for turn in turns if isinstance(turn, dict)] if isinstance(turns, list) else []
+
+
 def _check_version(document: Any) -> None:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise InvalidRequest(f"it has no format {FORMAT!r}: it is not an archive of a session")
@@ -117,6 +129,8 @@ def _check_version(document: Any) -> None:
         raise wrong("version", version, str(VERSION))
     if version < 2 and "metadata" in document.get("session", {}):
         raise InvalidRequest(f"its version is {version}, expected 2 or more with metadata")
+    if version < 3 and any("dropped_before" in turn for turn in _listed(document.get("turns"))):
+        raise InvalidRequest(f"its version is {version}, expected 3 or more with dropped_before")
     if version > VERSION:
         raise InvalidRequest(
             f"its version is {version}, expected at most {VERSION}: a newer lmchat wrote it"
@@ -130,8 +144,8 @@ def _check_integers(document: dict[str, Any]) -> None:
     _check_seed("session.settings", session["settings"])
     for i, turn in enumerate(turns):
         place = f"turns[{i}]"
-        for name in ("id", "keep", "length"):
-            _check_integer(f"{place}.{name}", turn[name])
+        for name in ("id", "keep", "length", "dropped_before"):
+            _check_integer(f"{place}.{name}", turn.get(name))
         _check_integer(f"{place}.parent", turn["parent"], "integer or null")
         if not set(map(type, turn["token_ids"])) <= {int}:
             for j, token in enumerate(turn["token_ids"]):
@@ -164,6 +178,8 @@ def _turn_out(turn: Turn) -> dict[str, Any]:
     }
     if turn.metadata:
         found["metadata"] = json_text.plain(f"metadata of turn {turn.id}", turn.metadata)
+    if turn.dropped_before is not None:
+        found["dropped_before"] = turn.dropped_before
     if turn.role == "assistant":
         found |= {
             "reasoning": turn.reasoning,
@@ -192,6 +208,10 @@ def _tree(found: list[dict[str, Any]]) -> TurnTree:
             )
         turn = _turn_in(each, where)
         _check_place(turn, None if turn.parent is None else turns[turn.parent], where)
+        if turn.dropped_before is not None and turn.dropped_before not in turns:
+            raise InvalidRequest(
+                f"{where} has dropped_before {turn.dropped_before}, expected a turn before it"
+            )
         turns[turn.id] = turn
     return TurnTree.of(turns.values())
 

@@ -189,6 +189,17 @@ class RemoteRecord:
         return self._turns
 
     @property
+    def dropped(self) -> tuple[Turn, ...]:
+        """Users and replies before `turns` that were dropped from the prompt because the context
+        was full, the oldest first. Asks the server where there are any."""
+        first = next((turn for turn in self._turns if turn.role == "user"), None)
+        if first is None or first.dropped_before is None:
+            return ()
+        query = {**DETAILS, "dropped": "true", "known": str(self._turns[-1].id)}
+        found = self._connection.call("GET", self._path, query=query)
+        return tuple(turn_of(one) for one in found["dropped"])
+
+    @property
     def token_ids(self) -> list[int]:
         """Transcript: all tokens of the current conversation."""
         return transcript(self._turns)

@@ -56,6 +56,7 @@ def turn_of(data: Mapping[str, Any]) -> Turn:
         timings=known(Timings, data.get("timings", {})),
         settings=settings_of(data.get("settings", {})),
         metadata=data.get("metadata", {}),
+        dropped_before=data.get("dropped_before"),
     )
 
 

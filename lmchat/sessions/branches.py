@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lmchat.errors import InvalidRequest, NotFound
@@ -114,9 +115,19 @@ def forked(
         tokenizer=record.tokenizer,
         template=record.template,
         imported=record.imported,
-        tree=TurnTree.of(path),
+        tree=_with_dropped(record.tree, path),
         leaf=path[-1].id if path else None,
     )
+
+
+def _with_dropped(tree: TurnTree, path: Sequence[Turn]) -> TurnTree:
+    """Returns a tree of a conversation, and of the older ones that were dropped before it."""
+    turns = {turn.id: turn for turn in path}
+    for turn in tree.dropped(path):
+        turns[turn.id] = turn
+        if turn.parent is not None and turn.parent not in turns:  # a system prompt
+            turns[turn.parent] = tree.get(turn.parent)
+    return TurnTree.of(turns[i] for i in sorted(turns))
 
 
 def check_index(what: str, index: object, count: int) -> None:

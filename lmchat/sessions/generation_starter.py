@@ -12,7 +12,7 @@ from lmchat.generation.room import within
 from lmchat.sessions.appended import Place, appended
 from lmchat.sessions.branches import reply_turn
 from lmchat.sessions.context import SessionContext
-from lmchat.sessions.overflow import fits, shortened
+from lmchat.sessions.overflow import fits, linked, shortened
 from lmchat.sessions.planner import Plan, Planner
 from lmchat.sessions.rewrite import rebuilt, rounds_of, system_of, with_turns
 from lmchat.sessions.runtime import Runtime
@@ -103,9 +103,11 @@ def planned(
     place, context = place or Place(), runtime.core.max_context
     for text in place.texts:  # one by one: the oldest may be dropped
         runtime.check_fits(text)
+    leaf = record.leaf if place.after is None else place.after
+    stored = record.tree.path(leaf)
     plan, record = placed(runtime, record, make_plan, place)
     if (place.overflow or record.overflow) == "drop" and not fits(plan, context):
-        plan = shortened(runtime, record, plan)
+        plan = linked(shortened(runtime, record, plan), stored)
     what = "the turn alone" if plan.dropped else "the conversation"
     return replace(plan, effective=within(plan.effective, plan.length, context, what))
 

@@ -85,6 +85,29 @@ def _shorter(
     return replace(found, past=tuple(made), dropped=Dropped(dropped, before - after, after))
 
 
+def linked(plan: Plan, stored: Sequence[Turn]) -> Plan:
+    """Returns a plan whose first question names the turn that was dropped before it.
+
+    So readers continue to see what the prompt no longer has.
+
+    Args:
+        plan: a plan.
+        stored: the stored conversation that it started from. Turns that were made for the plan
+            alone are not stored where they are dropped at once.
+    """
+    rounds = rounds_of(stored)
+    if plan.dropped is None or not rounds:
+        return plan
+    last = rounds[min(plan.dropped.turns, len(rounds)) - 1]
+    link = (last.reply or last.user).id
+    at = next((i for i, turn in enumerate(plan.past) if turn.role == "user"), None)
+    if at is not None:
+        first = replace(plan.past[at], dropped_before=link)
+        return replace(plan, past=(*plan.past[:at], first, *plan.past[at + 1 :]))
+    assert plan.user is not None  # a continued or repeated turn stays
+    return replace(plan, user=replace(plan.user, dropped_before=link))
+
+
 def is_near(plan: Plan, length: int, context: int) -> bool:
     """Returns whether a next turn like the planned one, after `length` tokens, may not fit."""
     wanted = _wanted(plan)

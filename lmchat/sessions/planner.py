@@ -110,7 +110,10 @@ class Planner:
             ContextFull: no context holds the text.
         """
         self._runtime.check_fits(text)
-        return self._answer_to(text, user_turn(self._record, turn).parent, settings)
+        old = user_turn(self._record, turn)
+        plan = self._answer_to(text, old.parent, settings)
+        assert plan.user is not None
+        return replace(plan, user=replace(plan.user, dropped_before=old.dropped_before))
 
     def _answer_to(
         self,
@@ -148,6 +151,7 @@ class Planner:
         again, suffix = self.user_after(self._record.tree.path(user.parent), user.text)
         if (again.prefix_length, again.token_ids) == (user.prefix_length, user.token_ids):
             return Plan(user.id, user.length, (), effective)
+        again = replace(again, dropped_before=user.dropped_before)
         ids, rewritten = again.token_ids, suffix.rewritten
         return Plan(user.parent, again.prefix_length, ids, effective, again, rewritten=rewritten)
 

@@ -65,6 +65,7 @@ def rebuilt(
         runtime.builder.check_system(made)
     for turn in rounds:
         user = planner.user_after(made, turn.user.text)[0]
+        user = replace(user, dropped_before=turn.user.dropped_before)
         made.append(replace(user, metadata=turn.user.metadata))
         if turn.reply is not None:
             made.append(_copy(runtime, record, turn.reply, made[-1], encode))

@@ -139,6 +139,13 @@ class SessionFacts:
         return tuple(record.tree.path(record.leaf))
 
     @property
+    def dropped(self) -> tuple[Turn, ...]:
+        """Users and replies before `turns` that were dropped from the prompt because the context
+        was full (`set_overflow("drop")`), the oldest first. Readers see them above the others."""
+        record = self._record
+        return tuple(record.tree.dropped(record.tree.path(record.leaf)))
+
+    @property
     def token_ids(self) -> list[int]:
         """Transcript: all tokens of the current conversation."""
         record = self._record

@@ -100,13 +100,14 @@ class SessionRecord:
 
     @property
     def title(self) -> str:
-        """The title that the user gave, else the start of the first question; empty without one."""
+        """The title that the user gave, else the start of the first question, which may have been
+        dropped from a full context; empty without one."""
         if self.own_title:
             return self.own_title
-        for turn in self.tree.path(self.leaf):
-            if turn.role == "user":
-                return shortened(turn.text)
-        return ""
+        path = self.tree.path(self.leaf)
+        questions = (turn for turn in (*self.tree.dropped(path), *path) if turn.role == "user")
+        first = next(questions, None)
+        return "" if first is None else shortened(first.text)
 
     def changed(self, turns: Iterable[Turn] = (), **fields: Any) -> SessionRecord:
         """Returns a record with these turns added or replaced, and with new values of fields.

@@ -85,6 +85,8 @@ class Turn:
         timings: durations.
         settings: all settings of the generation, including the seed.
         metadata: JSON values by key that the caller stores with the turn. Of any role.
+        dropped_before: of the first user turn of a conversation whose oldest rounds were dropped
+            from a full context: id of the last turn that was dropped, on an older branch.
     """
 
     id: int
@@ -103,6 +105,7 @@ class Turn:
     timings: Timings = field(default_factory=Timings)
     settings: Mapping[str, Any] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    dropped_before: int | None = None
 
 
 class Unread(Protocol):
@@ -233,6 +236,23 @@ class TurnTree:
             turn_id = turn.parent
         return found[::-1]
 
+    def dropped(self, path: Sequence[Turn]) -> list[Turn]:
+        """Returns the users and replies that were dropped from the prompt of a conversation because
+        its context was full, the oldest first. A reader sees them above it.
+
+        Args:
+            path: the conversation. Its turns may be new.
+        """
+        parts: list[list[Turn]] = []
+        first = _first_user(path)
+        while first is not None and (link := first.dropped_before) is not None:
+            if link not in self or link >= first.id:  # a damaged link must not make a loop
+                break
+            older = self.path(link)
+            parts.append([turn for turn in older if turn.role != "system"])
+            first = _first_user(older)
+        return [turn for part in reversed(parts) for turn in part]
+
     def newest_leaf(self, turn_id: int) -> Turn:
         """Returns the last turn of the newest conversation that contains the turn."""
         while children := self._children.get(turn_id):
@@ -255,6 +275,10 @@ class TurnTree:
 
     def __len__(self) -> int:
         return len(self._turns)
+
+
+def _first_user(path: Iterable[Turn]) -> Turn | None:
+    return next((turn for turn in path if turn.role == "user"), None)
 
 
 def transcript(path: Sequence[Turn | Unread]) -> list[int]:

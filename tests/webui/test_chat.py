@@ -75,6 +75,32 @@ def on_page(run, **options):
     asyncio.run(main())
 
 
+def test_dropped_rounds_stay_in_view():
+    async def run(page, engine):
+        await page.save(max_new_tokens="8", temperature="0")
+        asked = []
+        while len(asked) < 40:
+            asked.append(f"{len(asked)} " + "word " * 8)
+            await page.send(asked[-1])
+            rounds = page.view["rounds"]
+            if rounds[0]["number"] < 0:
+                break
+        chat = await page.session()
+        assert chat.overflow == "drop"  # one rule with the terminal
+        above = sum(one["number"] < 0 for one in rounds)
+        assert 0 < above < len(asked)
+        assert [one["question"] for one in rounds] == asked
+        assert [one["number"] for one in rounds] == [-1] * above + list(range(len(asked) - above))
+        assert page.view["title"] == asked[0].strip()
+        assert not any(one["branch"] for one in rounds[:above])
+        await page.act("edit", turn=0, text="Other words")
+        assert [one["question"] for one in page.view["rounds"]] == [*asked[:above], "Other words"]
+        await page.save(overflow="refuse")
+        assert chat.overflow == "refuse"
+
+    on_page(run, max_context_tokens=256)
+
+
 def test_a_turn_with_its_figures_and_its_branches():
     async def run(page, engine):
         await page.save(**SHORT, system="Be brief.")

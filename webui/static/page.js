@@ -144,10 +144,14 @@
 
   function barOf(round, isLast) {
     const turn = round.number;
-    const bar = make("div", { className: "bar", role: "group", "aria-label": `Round ${turn + 1}` });
+    const bar = make("div", { className: "bar", role: "group", "aria-label": turn < 0 ? "Dropped round" : `Round ${turn + 1}` });
     const text = (textContent, className) => textContent && bar.append(make("span", { textContent, className }));
     const add = (name, act) => bar.append(button(name, act));
     bar.classList.toggle("is-last", isLast);
+    if (turn < 0) {
+      text("no longer in the prompt, because the context was full", "dropped");
+      return bar;
+    }
     if (isLast) text(view.status, "ending");
     if (view.running) return bar;
     if (isLast && view.ending) add("Continue", () => ask("continue"));

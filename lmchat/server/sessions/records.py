@@ -158,6 +158,7 @@ async def read(
     state: bool = False,
     new_tokens: Annotated[int, Query(ge=1, lt=10**9)] = 32,
     known: Number | None = None,
+    dropped: bool = False,
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response:
     """Returns a session with the turns of its conversation.
@@ -165,7 +166,8 @@ async def read(
     Its revision is the ETag. `residence=true` adds where its KV is, `token_ids=true` the tokens,
     `details=true` all else that is stored with the turns. With `state=true` the answer is the state
     alone. `refresh=true` first reads what other processes have stored. With `known=ID` it has only
-    the turns after that one, if the conversation has it.
+    the turns after that one, if the conversation has it. `dropped=true` adds the turns that were
+    dropped from the prompt because the context was full.
     """
     engine = state_of(request).engine.sync
     if refresh:
@@ -178,7 +180,9 @@ async def read(
         )
 
     def made() -> dict[str, Any]:
-        found = views.whole(session, token_ids=token_ids, details=details, known=known)
+        found = views.whole(
+            session, token_ids=token_ids, details=details, known=known, dropped=dropped
+        )
         if residence:
             found |= views.predicted(engine.forecasts([session], new_tokens)[0])
         return found

@@ -49,18 +49,28 @@ def predicted(forecast: Forecast) -> dict[str, Any]:
 
 
 def whole(
-    session: Session, *, token_ids: bool = False, details: bool = False, known: int | None = None
+    session: Session,
+    *,
+    token_ids: bool = False,
+    details: bool = False,
+    known: int | None = None,
+    dropped: bool = False,
 ) -> dict[str, Any]:
     """Returns a session with the turns of its conversation. It decodes these, which takes time.
 
-    With `known` it has only the turns after that one, if the conversation has it.
+    With `known` it has only the turns after that one, if the conversation has it; with `dropped`
+    also the turns that were dropped from its prompt.
     """
     record = session._record
     turns = record.tree.path(record.leaf)
     system = next((turn.text for turn in turns[:1] if turn.role == "system"), None)
     start = next((i for i, turn in enumerate(turns, 1) if turn.id == known), 0)
     turns = turns[start:]
-    more = {"turns_after": known} if start else {}
+    more: dict[str, Any] = {"turns_after": known} if start else {}
+    if dropped:
+        more["dropped"] = [
+            of_turn(turn, token_ids=token_ids, details=details) for turn in session.dropped
+        ]
     return more | {
         "id": session.id,
         "object": "session",
@@ -106,6 +116,8 @@ def of_turn(turn: Turn, *, token_ids: bool = False, details: bool = False) -> di
             "error": None if turn.error is None else public_message(turn.error),
             "error_code": None if turn.error is None else code_of(turn.error),
         }
+    if turn.dropped_before is not None:
+        found["dropped_before"] = turn.dropped_before
     if token_ids or details:
         found["token_ids"] = list(turn.token_ids)
     if details:

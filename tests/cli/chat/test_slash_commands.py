@@ -263,6 +263,31 @@ def test_a_full_context_with_overflow_refuse_names_the_commands_that_make_room(s
         user.leave()
 
 
+@BOTH
+def test_dropped_rounds_are_shown_above_the_others(start, request, tmp_path):
+    """Of this process and over a server, in a list of all rounds, a resumed chat and files."""
+    small = chat_model(tmp_path / "small", context=128)
+    with start("--session", "trip", folder=small) as terminal:
+        user = ChatUser(terminal)
+        for number in range(1, 8):
+            user.type(f"{number} said", " cached")
+        shown = user.type("/show all", "> 7 said\n")
+        assert "1 said" in shown
+        numbers = re.findall(r"^(\d*)> (\d) said", shown, re.MULTILINE)
+        assert [int(said) for _, said in numbers] == list(range(1, 8))
+        dropped = sum(not number for number, _ in numbers)
+        assert 0 < dropped < 7
+        mark = "── above: no longer in the prompt, because the context was full ──"
+        places = [shown.index(part) for part in (f"{dropped} said", mark, f"{dropped + 1} said")]
+        assert places == sorted(places)
+        file = tmp_path / "trip.md"
+        user.type(f"/export {file}", "written")
+        text = file.read_text()
+        assert text.startswith("# 1 said\n")
+        assert text.index(f"{dropped} said") < text.index("*Above: no longer in the prompt")
+        user.leave()
+
+
 def test_a_line_end_may_follow_a_command_name(start):
     with start() as terminal:
         user = ChatUser(terminal)
