@@ -48,7 +48,7 @@ Device = Annotated[
 Quantize = Annotated[
     str | None,
     typer.Option(
-        help="Quantize the weights while loading, on the CPU: int8 or int4. [default: no]"
+        help="Quantize the weights while loading, on the CPU: int8, int4, or none. [default: none]"
     ),
 ]
 Head = Annotated[

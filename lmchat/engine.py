@@ -188,6 +188,7 @@ class ChatEngine(StatelessVerbs):
                     pages.fingerprint,
                     tokenizer_digest(info, self.core.vocab_size),
                     template.source if template else None,
+                    options,
                 ),
                 model_settings=model_settings,
             )

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -16,6 +16,7 @@ import typer
 from lmchat.bundled import FOLDER, NAME, find_model
 from lmchat.errors import InvalidRequest, ModelError, NotFound
 from lmchat.generation.settings import SETTINGS, validate
+from lmchat.sessions.model_identity import loading_again
 
 from ..errors import INTERRUPTED, note
 from ..options import DiskQuota, Json, Model, with_engine_options
@@ -29,6 +30,7 @@ from .session_choice import (
     choose,
     command_line,
     drop_if_empty,
+    loading_note,
     store_hints,
 )
 from .setting_values import parse_pairs, thinking_variables
@@ -174,6 +176,9 @@ def command(
     server = Server.of(url, api_key, model=model, private=private, engine=engine)
     if server is None:
         chosen = choose(model, session, latest, private)
+        again = loading_again(chosen.loading, engine)
+        engine, as_before = {**again, **engine}, loading_note(again)
+        chosen = replace(chosen, note="; ".join(filter(None, (chosen.note, as_before))))
         is_memo = Path(find_model(chosen.model)) == FOLDER
     question = one_answer.question(prompt)
     if question is None and as_json:

@@ -6,10 +6,10 @@ import contextlib
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lmchat.bundled import NAME, find_model
 from lmchat.errors import Error, InvalidRequest, StoreError
@@ -40,6 +40,7 @@ class Choice:
         history: History rule of an existing session.
         overflow: Overflow rule of an existing session.
         system: System prompt of an existing session.
+        loading: The engine options that its model was loaded with, if that model is opened.
         note: Message for the user, empty for none.
     """
 
@@ -51,6 +52,7 @@ class Choice:
     history: str = ""
     overflow: str = ""
     system: str | None = None
+    loading: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
 
 
@@ -174,11 +176,23 @@ def _with_its_model(model: str | None, record: SessionRecord) -> Choice:
         own = last in ("", NAME)  # a folder of that name is stored with its whole path
         imported = record.imported and not own
         return replace(
-            existing, model=None if own else last, remembered=bool(last), imported=imported
+            existing,
+            model=None if own else last,
+            remembered=bool(last),
+            imported=imported,
+            loading=record.loading,
         )
     if not last or same_model(last, model):
-        return existing
+        return replace(existing, loading=record.loading)
     return replace(existing, note=f"the last model of {name} was {last}; now it uses {model}")
+
+
+def loading_note(options: Mapping[str, Any]) -> str:
+    """Returns what a user reads about the engine options of a session; empty without any."""
+    if not options:
+        return ""
+    words = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in options.items())
+    return f"the model is loaded as before: {words}; other options load it otherwise"
 
 
 def check_rules(chosen: Choice, history: str | None, overflow: str | None) -> None:

@@ -178,6 +178,7 @@ def facts(screen: Screen, record: SessionRecord, row: Row) -> None:
         "created": _local(found.created),
         "last used": _local(found.last_used),
         "model": clean(found.model) + (" (named by its archive)" if record.imported else ""),
+        "loaded with": ", ".join(f"{k} {v}" for k, v in record.loading.items()),
         "settings": ", ".join(f"{k} {v!r}" for k, v in record.settings.items()),
         "id": found.id,
     }

@@ -114,6 +114,7 @@ def forked(
         fingerprint=record.fingerprint,
         tokenizer=record.tokenizer,
         template=record.template,
+        loading=record.loading,
         imported=record.imported,
         tree=_with_dropped(record.tree, path),
         leaf=path[-1].id if path else None,

@@ -9,16 +9,32 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from lmchat.store.turns import Turn
+from turbomind.loading.quantize import NO_QUANTIZATION
 
 if TYPE_CHECKING:
     from lmchat.store.records import SessionRecord
 
 TOKENIZER = "tokenizer"
 """Key of a reply's settings under which the digest of its tokenizer is stored."""
+LOADING: dict[str, Any] = {
+    "dtype": "auto",
+    "quantize": None,
+    "head": None,
+    "group_size": None,
+    "kv_dtype": "auto",
+    "rope_length": None,
+    "revision": None,
+    "load_format": "auto",
+    "seed": 0,
+}
+"""Engine options that change what a model computes, and their defaults. A session stores those that
+differ. Those of a machine, such as the device and the number of ranks, are not among them."""
+_QUANTIZATION = {"quantize", "head", "group_size"}
 
 
 @dataclass(frozen=True)
@@ -30,12 +46,14 @@ class Identity:
         fingerprint: the core's fingerprint of weights and arithmetic.
         tokenizer: digest of the tokenizer's files and the vocabulary size.
         template: digest of the chat template; that of an empty text without one.
+        loading: the engine options of LOADING that differ from their defaults.
     """
 
     model: str
     fingerprint: str
     tokenizer: str
     template: str
+    loading: Mapping[str, Any] = field(default_factory=dict)
 
     def fields(self) -> dict[str, Any]:
         """Returns the fields of the record of a session that was last used with this model."""
@@ -44,6 +62,7 @@ class Identity:
             "fingerprint": self.fingerprint,
             "tokenizer": self.tokenizer,
             "template": self.template,
+            "loading": dict(self.loading),
             "imported": False,
         }
 
@@ -83,7 +102,13 @@ class Identity:
         return {**stored, TOKENIZER: self.tokenizer}
 
 
-def identity(model: str, fingerprint: str, tokenizer: str, template: str | None) -> Identity:
+def identity(
+    model: str,
+    fingerprint: str,
+    tokenizer: str,
+    template: str | None,
+    options: Mapping[str, Any] = MappingProxyType({}),
+) -> Identity:
     """Returns the identity of a model.
 
     Args:
@@ -91,6 +116,7 @@ def identity(model: str, fingerprint: str, tokenizer: str, template: str | None)
         fingerprint: the core's fingerprint.
         tokenizer: digest of the tokenizer.
         template: source of the chat template, or None.
+        options: the engine options that it was opened with.
     """
     source = "" if template is None else template
     return Identity(
@@ -98,4 +124,30 @@ def identity(model: str, fingerprint: str, tokenizer: str, template: str | None)
         fingerprint=fingerprint,
         tokenizer=tokenizer,
         template=hashlib.blake2b(source.encode("utf-8", "replace"), digest_size=16).hexdigest(),
+        loading=loading_of(options),
     )
+
+
+def loading_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the engine options that a session stores: those that change what a model computes,
+    where they are not the default."""
+    plain = {name: value for name, value in options.items() if value != NO_QUANTIZATION}
+    return {
+        name: plain[name]
+        for name, default in LOADING.items()
+        if plain.get(name) is not None and plain[name] != default
+    }
+
+
+def loading_again(stored: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what loads a session's model as it was loaded last.
+
+    Args:
+        stored: what `loading_of()` returned then.
+        options: the engine options that the user has given. They count; one of quantization stands
+            for all of these.
+    """
+    given = set(options)
+    if given & _QUANTIZATION:
+        given |= _QUANTIZATION
+    return {name: value for name, value in stored.items() if name in LOADING and name not in given}

@@ -60,6 +60,8 @@ class SessionRecord:
         fingerprint: the engine's fingerprint of weights and arithmetic at the last turn.
         tokenizer: digest of the tokenizer at the last turn.
         template: digest of the chat template at the last turn.
+        loading: the engine options that the model of the last turn was loaded with, as far as they
+            change results: `sessions.model_identity.LOADING`.
         imported: whether the four fields before come from an archive, and no turn has been
             generated here yet.
         revision: rises with every change in the store, which refuses a writer that has not read
@@ -91,6 +93,7 @@ class SessionRecord:
     fingerprint: str = ""
     tokenizer: str = ""
     template: str = ""
+    loading: Mapping[str, Any] = field(default_factory=dict)
     imported: bool = False
     revision: int = 0
     unanswered: str = ""

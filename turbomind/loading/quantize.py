@@ -9,6 +9,8 @@ from turbomind.errors import InvalidRequest
 from turbomind.shown import shown
 
 METHODS = ("int8", "int4")
+NO_QUANTIZATION = "none"
+"""A spelling of None for command lines."""
 HEADS = {"int8": ("int8", "keep"), "int4": ("int8", "int4", "keep")}
 GROUP_SIZES = (32, 64, 128)
 DEFAULT_GROUP_SIZE = 128
@@ -57,13 +59,13 @@ def read_quantize(quantize: object, head: object, group_size: object) -> Quantiz
     Raises:
         InvalidRequest: A value is unknown, or set without what it belongs to.
     """
-    if quantize is None:
+    if quantize in (None, NO_QUANTIZATION):
         if group_size is not None:
             raise InvalidRequest(
                 f"group_size is {shown(group_size)}, expected None without quantize"
             )
         return None if head is None else Quantize(None, _choice("head", head, HEADS["int8"]))
-    method = _choice("quantize", quantize, METHODS)
+    method = _choice("quantize", quantize, (*METHODS, NO_QUANTIZATION))
     if head is not None:
         head = _choice("head", head, HEADS[method])
     if group_size is None:

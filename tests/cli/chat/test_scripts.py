@@ -110,3 +110,41 @@ def test_overflow_is_a_rule_of_the_session(script, model, data_dir):
     ]:
         done = script(model, "-p", "x", "--session", name, *options, *short)
         assert (done.returncode, stored_session(data_dir, name).overflow) == (0, expected)
+
+
+def test_a_session_loads_its_model_as_before_unless_told_otherwise(script, model, data_dir):
+    short = ["--max-new-tokens", "5", "--json"]
+    loaded = ["--quantize", "int4", "--group-size", "32", "--kv-dtype", "float32"]
+    first = script(model, *loaded, "-p", "one", "--session", "trip", *short)
+    assert (first.returncode, first.stderr) == (0, "")
+    again = {"quantize": "int4", "group_size": 32, "kv_dtype": "float32"}
+    assert stored_session(data_dir, "trip").loading == again
+    as_before = "the model is loaded as before: --quantize int4 --group-size 32 --kv-dtype float32"
+    before = json.loads(first.stdout)
+    for options in (["--session", "trip"], ["--continue"], [model, "-c"]):
+        done = script(*options, "-p", "two", *short)
+        assert (done.returncode, as_before in done.stderr) == (0, True), done.stderr
+        assert "have changed" not in done.stderr
+        now = json.loads(done.stdout)
+        # The KV that the other process has computed is used: the weights are the same.
+        assert now["usage"]["cached_tokens"] == before["usage"]["prompt_tokens"] + 4
+        before = now
+    done = script("--session", "trip", "--quantize", "int8", "-p", "three", *short)
+    assert (done.returncode, done.stderr.split(";")[0]) == (
+        0, "lmchat: the model is loaded as before: --kv-dtype float32",
+    )  # fmt: skip
+    assert "have changed" in done.stderr
+    assert stored_session(data_dir, "trip").loading == {"quantize": "int8", "kv_dtype": "float32"}
+    plain = ["--quantize", "none", "--kv-dtype", "auto"]
+    done = script("--session", "trip", *plain, "-p", "four", *short)
+    assert (done.returncode, "as before" in done.stderr) == (0, False)
+    assert stored_session(data_dir, "trip").loading == {}
+
+
+def test_another_model_is_not_loaded_as_the_last_one(script, model, data_dir, tmp_path):
+    short = ["--session", "trip", "--max-new-tokens", "4"]
+    assert script(model, "--quantize", "int8", "-p", "one", *short).returncode == 0
+    other = chat_model(tmp_path / "other", seed=1)
+    done = script(str(other), "-p", "two", *short)
+    assert "as before" not in done.stderr
+    assert stored_session(data_dir, "trip").loading == {}

@@ -76,12 +76,15 @@ def test_metadata_goes_in_and_comes_out_and_needs_version_2():
 def test_the_document_has_every_field_of_a_session():
     document = to_document(make_record(0).changed(metadata={"user": "7"}))
     own = {field.name for field in fields(SessionRecord)}
-    fleeting = {"id", "owner", "revision", "imported", "notices"}
+    fleeting = {"id", "owner", "revision", "imported", "notices", "loading"}
     fleeting |= {"unanswered", "unanswered_parts", "keys"}
     assert set(document["session"]) == (own - fleeting - {"tree", "own_title"}) | {"title"}
     stored = {"prefix_length": "keep"}
     turn = {stored.get(field.name, field.name) for field in fields(Turn)}
-    assert set(document["turns"][-1]) == turn - {"metadata"}  # it is left out where it is empty
+    assert set(document["turns"][-1]) == turn - {
+        "metadata",
+        "dropped_before",
+    }  # left out where empty
     assert set(document["turns"][-1]["usage"]) == {field.name for field in fields(Usage)}
     assert set(document["turns"][-1]["timings"]) == {field.name for field in fields(Timings)}
 

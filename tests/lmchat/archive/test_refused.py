@@ -49,7 +49,7 @@ def remove(*path):
 
 
 DOCUMENTS = [
-    (put("version", 3), "version is 3, expected at most 2: a newer lmchat"),
+    (put("version", 4), "version is 4, expected at most 3: a newer lmchat"),
     (put("version", 0), "version is 0"),
     (put("version", True), "version is True"),
     (put("format", "other"), "not an archive of a session"),
