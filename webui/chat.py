@@ -22,7 +22,7 @@ from lmchat.sessions.session import Session
 
 from .form import NEW, change, values_of
 from .marks import LISTED, ROUNDS, Mark, Tab, Tabs
-from .views import ENDINGS, Answer, Round, facts_of, listed, messages, rounds
+from .views import ENDINGS, FULL, Answer, Round, facts_of, listed, messages, rounds
 
 Parts = dict[str, Any]
 """New values of parts of the page, by name. A part that is not there stays as it is."""
@@ -121,7 +121,10 @@ class Chat:
         facts["unanswered"] = session.unanswered or back
         if found and found[-1].answer is not None:
             why = ENDINGS.get(turns[-1].finish_reason, "")
-            facts["ending"] = bool(why)
+            is_full = session.length >= self._engine.max_context
+            facts["ending"] = bool(why) and not is_full
+            if turns[-1].finish_reason == "length" and is_full:
+                why = FULL[session.overflow]
             facts["status"] = " ".join((why, *map(public_notice, tab.notices))).strip()
         tab.notices = ()
         form = await shared.run(values_of, self._engine.sync, session.sync)

@@ -28,6 +28,11 @@ ENDINGS = {
     "error": "The reply failed. Continue resumes it, Retry starts again.",
 }
 """Why a reply is not complete, and what to do, by its finish reason."""
+FULL = {
+    "drop": "Cut, because the context is full. The next message drops the oldest rounds.",
+    "refuse": "Cut, because the context is full. Edit a question, or set Overflow to drop.",
+}
+"""The same of a reply that has filled the context, by the session's rule for that."""
 
 
 @dataclass

@@ -302,7 +302,7 @@ class Repl:
         length, most = self.session.length, self.engine.max_context
         if reply.error is not None:
             self.fail(reply.error)
-        elif why := ending(reply, length, most):
+        elif why := ending(reply, length, most, self.session.overflow):
             self.screen.note(f"{why}; Enter asks again" if is_offered else why)
         self.screen.facts(usage_parts(reply, length, most))
         self.screen.print(Text())

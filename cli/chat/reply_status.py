@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 CONTINUE = "/continue goes on"
 FORK = "/fork continues in a copy"
 ROOM = "/undo or /new makes room"
+DROPS = "with the next question the oldest rounds drop out of the prompt"
 
 
 def usage_line(reply: Reply, length: int, max_context: int) -> str:
@@ -24,13 +25,14 @@ def is_withdrawn(reply: Reply) -> bool:
     return reply.finish_reason == "cancelled" and not reply.token_ids
 
 
-def ending(reply: Reply, length: int, max_context: int) -> str | None:
+def ending(reply: Reply, length: int, max_context: int, overflow: str) -> str | None:
     """Returns why a reply was cut, and the command that extends it; None for a complete reply.
 
     Args:
         reply: The reply.
         length: Length of the session, in tokens.
         max_context: Size of the model's context, in tokens.
+        overflow: The session's rule for a full context.
     """
     if is_withdrawn(reply):
         return "stopped before its first token"
@@ -38,7 +40,8 @@ def ending(reply: Reply, length: int, max_context: int) -> str | None:
         return f"stopped; {CONTINUE}"
     if reply.finish_reason == "length":
         if length >= max_context:
-            return f"the context of {max_context:,} tokens is full; {ROOM}"
+            remedy = DROPS if overflow == "drop" else ROOM
+            return f"the context of {max_context:,} tokens is full; {remedy}"
         return f"cut at max_new_tokens; {CONTINUE}"
     return None
 

@@ -95,8 +95,12 @@ def test_dropped_rounds_stay_in_view():
         assert not any(one["branch"] for one in rounds[:above])
         await page.act("edit", turn=0, text="Other words")
         assert [one["question"] for one in page.view["rounds"]] == [*asked[:above], "Other words"]
-        await page.save(overflow="refuse")
+        await page.save(overflow="refuse", max_new_tokens="")
         assert chat.overflow == "refuse"
+        await chat.set(ignore_eos=True)
+        await page.act("retry")  # up to the end of the context
+        assert page.view["status"].startswith("Cut, because the context is full. Edit a question")
+        assert not page.view["ending"]  # nothing is left to continue into
 
     on_page(run, max_context_tokens=256)
 

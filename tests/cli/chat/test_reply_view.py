@@ -221,11 +221,13 @@ def test_the_line_after_a_reply():
     line = "12 new + 1,498 cached · TTFT 94 ms · 31.4 tok/s · context 1,534 / 32,768 (5%)"
     assert usage_line(reply("stop"), 1534, 32768) == line
     assert len(line) <= 80
-    assert ending(reply("stop"), 10, 20) is None
-    assert ending(reply("cancelled"), 10, 20) == "stopped; /continue goes on"
-    assert "before its first token" in ending(reply("cancelled", ()), 10, 20)
-    assert ending(reply("length"), 10, 20) == "cut at max_new_tokens; /continue goes on"
-    assert ending(reply("length"), 20, 20).startswith("the context of 20 tokens is full")
+    assert ending(reply("stop"), 10, 20, "drop") is None
+    assert ending(reply("cancelled"), 10, 20, "drop") == "stopped; /continue goes on"
+    assert "before its first token" in ending(reply("cancelled", ()), 10, 20, "drop")
+    assert ending(reply("length"), 10, 20, "drop") == "cut at max_new_tokens; /continue goes on"
+    full = "the context of 20 tokens is full; "
+    assert ending(reply("length"), 20, 20, "refuse") == full + "/undo or /new makes room"
+    assert "the oldest rounds drop" in ending(reply("length"), 20, 20, "drop").removeprefix(full)
 
 
 @pytest.mark.parametrize(
