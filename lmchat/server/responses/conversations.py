@@ -182,8 +182,11 @@ def _append(session: Session, given: items.Input, once: Once | None) -> None:
 
 
 def _items(session: Session) -> list[dict[str, Any]]:
-    """Returns all items of a conversation, with a user message that has no reply yet."""
-    found = items.of_turns(session.id, session.turns)
+    """Returns all items of a conversation, with those that a full context has dropped from its
+    prompt and a user message that has no reply yet."""
+    turns, dropped = session.turns, session.dropped
+    first = int(bool(turns) and turns[0].role == "system")
+    found = items.of_turns(session.id, [*turns[:first], *dropped, *turns[first:]])
     waiting = waiting_in(session)
     return [
         *found,

@@ -160,3 +160,21 @@ def test_the_number_of_sessions_is_limited():
         assert refused(client, PATH, body)["code"] == "too_many_sessions"
         chat(client, messages=[FIRST], session="two", max_tokens=1)
         assert len(server.engine.sync.sessions("local")) == 2
+
+
+def test_a_client_may_send_what_a_full_context_has_dropped(server, client):
+    chat_session = session(server, "full")
+    chat_session.set_overflow("drop")
+    messages, body = [], {"session": "full", "max_tokens": 4, "temperature": 0}
+    most = server.engine.max_context // 5
+    while not chat_session.dropped:
+        messages.append({"role": "user", "content": "y " * (most // 2)})
+        found = chat(client, messages=messages, **body)
+        messages.append({"role": "assistant", "content": found.choices[0].message.content})
+    kept = [{"role": turn.role, "content": turn.text} for turn in chat_session.turns]
+    assert len(kept) < len(messages)
+    for earlier in (messages, kept):
+        chat(client, messages=[*earlier, FIRST], **body)
+        chat_session.undo()
+    error = refused(client, PATH, {**body, "messages": [*messages[2:], FIRST]})
+    assert error["code"] == "session_mismatch"

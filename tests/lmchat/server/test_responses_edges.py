@@ -206,7 +206,9 @@ def test_items_after_a_waiting_message_are_answered_with_it(client):
 def test_truncation_holds_for_one_response(server, client):
     words = server.engine.max_context * 2 // 3
     made = conversation(client, "x " * words, "two")
+    said = items_of(client, made)
     client.responses.create(input="y " * words, conversation=made, truncation="auto", **SHORT)
+    assert items_of(client, made)[: len(said) + 1] == [*said, ("user", "y " * words)]
     with pytest.raises(openai.BadRequestError, match="context"):
         client.responses.create(input="y " * words, conversation=made, **SHORT)
 
