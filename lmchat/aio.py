@@ -441,7 +441,6 @@ class AsyncChatEngine:
         given = [one.sync for one in sessions]
         return await self._threads.run(self.sync.forecasts, given, new_tokens)
 
-    forecasts_by_id = _in_thread(ChatEngine.forecasts_by_id)
     sessions = _in_thread(ChatEngine.sessions)
     count_sessions = _in_thread(ChatEngine.count_sessions)
     delete = _in_thread(ChatEngine.delete)

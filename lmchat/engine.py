@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from lmchat.bundled import find_model, name_of
 from lmchat.conversations.conversations import Conversations
-from lmchat.errors import EngineClosed, Error, InvalidRequest, NotFound, StoreError
+from lmchat.errors import EngineClosed, Error, InvalidRequest, NotFound
 from lmchat.generation import settings as settings_module
 from lmchat.generation.admission import MAX_QUEUE, MAX_WAIT, Admission
 from lmchat.generation.generation import Generation
@@ -394,28 +394,6 @@ class ChatEngine(StatelessVerbs):
         known = [None if one._is_foreign else (one.token_ids, one.owner) for one in listed]
         made = iter(self.core.forecasts([one for one in known if one is not None], new_tokens))
         return [Forecast(Residence(0, 0, 0), 0.0) if one is None else next(made) for one in known]
-
-    def forecasts_by_id(
-        self, ids: Iterable[str], *, owner: str = "local", new_tokens: int = 32
-    ) -> dict[str, Forecast]:
-        """Returns `forecasts()` of an owner's sessions, by id, for a list of them.
-
-        It leaves out sessions that were deleted since the list was read, that cannot be read, or
-        whose conversation is one of another tokenizer.
-
-        Args:
-            ids: ids of the sessions.
-            owner: their owner.
-            new_tokens: tokens of the next message.
-        """
-        opened: list[Session] = []
-        for session_id in ids:
-            with contextlib.suppress(NotFound, StoreError):
-                session = self.session_by_id(session_id, owner=owner)
-                if not session._is_foreign:
-                    opened.append(session)
-        costs = self.forecasts(opened, new_tokens)
-        return {session.id: cost for session, cost in zip(opened, costs, strict=True)}
 
     def delete(self, name: str, owner: str = "local") -> None:
         """Stops and deletes a session, and frees pages on disk that no other session of its owner

@@ -18,6 +18,7 @@ from lmchat.generation.generation import Generation
 from lmchat.public_text import public_message, public_notice
 from lmchat.server.errors import HttpError, log_failure
 from lmchat.server.session_limit import SessionLimit
+from lmchat.sessions.forecasts import forecasts_by_id
 from lmchat.sessions.session import Session
 
 from .form import NEW, change, values_of
@@ -203,7 +204,7 @@ class Chat:
             tab.costs_due = time.monotonic() + COSTS_SECONDS
             with contextlib.suppress(Error):
                 ids = [one.id for one in shown]
-                tab.costs = await self._engine.forecasts_by_id(ids, owner=visitor.owner)
+                tab.costs = await shared.run(forecasts_by_id, self._engine.sync, ids, visitor.owner)
         return listed(shown, tab.costs, len(found) > len(shown))
 
     async def search(self, words: str, visitor: Visitor) -> Parts:

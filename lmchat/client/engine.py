@@ -99,8 +99,8 @@ class RemoteEngine:
     `owner` arguments are None or its name. A context manager; `close()` stops the generations of
     this client and leaves the server alone.
 
-    The server refuses `profile()`, `observe()`, `check_capacity()`, `forecasts()`,
-    `forecasts_by_id()` and `start_score()`, and has no `core`.
+    The server refuses `profile()`, `observe()`, `check_capacity()`, `forecasts()` and
+    `start_score()`, and has no `core`.
     """
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
@@ -488,12 +488,6 @@ class RemoteEngine:
     def forecasts(self, sessions: Iterable[RemoteSession], new_tokens: int = 32) -> NoReturn:
         """Raises InvalidRequest."""
         raise _refused("forecasts()")
-
-    def forecasts_by_id(
-        self, ids: Iterable[str], *, owner: str | None = None, new_tokens: int = 32
-    ) -> NoReturn:
-        """Raises InvalidRequest."""
-        raise _refused("forecasts_by_id()")
 
     def start_score(self, prompt: object, *, owner: str | None = None) -> NoReturn:
         """Raises InvalidRequest."""

@@ -19,6 +19,7 @@ from lmchat.server.sessions import views
 from lmchat.server.sessions.access import Opened, in_thread
 from lmchat.server.sessions.bodies import CreateBody, Properties
 from lmchat.server.state import owner_of, state_of
+from lmchat.sessions.forecasts import forecasts_by_id
 from lmchat.sessions.session import Session
 from turbomind.shown import shown
 
@@ -125,7 +126,7 @@ async def list_sessions(
             ) from None
         page = found[:limit]
         ids = [one.id for one in page] if residence else []
-        forecasts = engine.forecasts_by_id(ids, owner=owner)
+        forecasts = forecasts_by_id(engine, ids, owner)
         data = [views.listed(one, forecasts.get(one.id)) for one in page]
         return {
             "object": "list",

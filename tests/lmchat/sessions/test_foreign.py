@@ -6,6 +6,7 @@ import pytest
 from chat_models import chat_model
 
 import lmchat
+from lmchat.sessions.forecasts import forecasts_by_id
 from lmchat.sessions.session_writer import Change
 from turbomind import Residence
 
@@ -49,10 +50,10 @@ def test_forecasts_skip_a_foreign_session(engine):
 def test_forecasts_of_a_list_leave_out_what_is_gone_or_foreign(engine):
     own, foreign, gone = (engine.session(name) for name in ("own", "foreign", "gone"))
     engine.delete("gone")
-    costs = engine.forecasts_by_id([foreign.id, own.id, gone.id, "0" * 32])
+    costs = forecasts_by_id(engine, [foreign.id, own.id, gone.id, "0" * 32], "local")
     assert list(costs) == [own.id]
     assert costs[own.id].residence == own.residence
-    assert engine.forecasts_by_id([own.id], owner="another") == {}
+    assert forecasts_by_id(engine, [own.id], "another") == {}
 
 
 def test_a_session_of_another_tokenizer_with_equal_ids_is_foreign(engine):
@@ -60,7 +61,7 @@ def test_a_session_of_another_tokenizer_with_equal_ids_is_foreign(engine):
     own = engine.session("own").fork("as another")
     assert engine.residences([own])[0].device > 0
     own._change(lambda: Change(None, {"tokenizer": "of another"}))
-    assert (own.residence, engine.forecasts_by_id([own.id])) == (NOTHING, {})
+    assert (own.residence, forecasts_by_id(engine, [own.id], "local")) == (NOTHING, {})
 
 
 def test_a_foreign_session_answers_and_is_one_of_this_model_then(engine):
