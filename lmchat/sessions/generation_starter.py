@@ -103,10 +103,10 @@ def planned(
     place, context = place or Place(), runtime.core.max_context
     for text in place.texts:  # one by one: the oldest may be dropped
         runtime.check_fits(text)
-    leaf = record.leaf if place.after is None else place.after
-    stored = record.tree.path(leaf)
+    before = record
     plan, record = placed(runtime, record, make_plan, place)
     if (place.overflow or record.overflow) == "drop" and not fits(plan, context):
+        stored = before.tree.path(before.leaf if place.after is None else place.after)
         plan = linked(shortened(runtime, record, plan), stored)
     what = "the turn alone" if plan.dropped else "the conversation"
     return replace(plan, effective=within(plan.effective, plan.length, context, what))

@@ -246,9 +246,9 @@ def test_help_lists_commands_and_mistakes_name_the_nearest(start):
         user.type("/retri", "error: there is no command /retri; did you mean /retry?")
         user.type("/", "error: there is no command /; /help lists all.")
         user.type("/show many", "error: number of rounds is 'many', expected 1 or more, or all")
-        user.type("x " * 2500, "error: the conversation would be ", "; send less, or lower max_")
+        user.type("x " * 2500, "error: the conversation would be ", "; send less, or lower")
         user.type("hello", "new + 0 cached")
-        user.type("x " * 2500, "error: the turn alone would be ", "; send less, or lower max_")
+        user.type("x " * 2500, "error: the turn alone would be ", "; send less, or lower")
         terminal.type("/exit")
         terminal.key("enter")
         assert terminal.wait_end() == 0
@@ -257,7 +257,7 @@ def test_help_lists_commands_and_mistakes_name_the_nearest(start):
 def test_a_full_context_with_overflow_refuse_names_the_commands_that_make_room(start):
     with start("--overflow", "refuse", "--max-context-tokens", "64") as terminal:
         user = ChatUser(terminal)
-        user.type("x " * 40, "error: the conversation would be ", "; send less, or lower max_")
+        user.type("x " * 40, "error: the conversation would be ", "; send less, or lower")
         user.type("hello", "new + 0 cached")
         user.type("x " * 20, "error: the conversation would be ", "; /undo or /new makes room")
         user.leave()

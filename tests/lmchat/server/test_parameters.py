@@ -45,7 +45,7 @@ def test_every_route_declares_the_parameters_of_its_path(document):
         (
             "/{session_id}",
             "get",
-            "residence token_ids details refresh state new_tokens known",
+            "residence token_ids details refresh state new_tokens known dropped",
             "if-none-match",
         ),
         ("/{session_id}", "patch", "details", "if-match"),
