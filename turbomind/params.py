@@ -14,6 +14,7 @@ from typing import Any, TypedDict
 
 import turbomind._C as _C
 from turbomind.errors import InvalidRequest
+from turbomind.near import suggestion
 from turbomind.shown import shown
 
 
@@ -161,13 +162,11 @@ REQUEST = {
 
 
 def refuse_unknown(what: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raises InvalidRequest for the first unknown name and lists the known ones."""
+    """Raises InvalidRequest for the first unknown name, with a near one or all known ones."""
     known = list(known)
     for name in given:
         if name not in known:
-            raise InvalidRequest(
-                f"unknown {what} {shown(name)}, expected one of {', '.join(known)}"
-            )
+            raise InvalidRequest(f"unknown {what} {shown(name)}{suggestion(str(name), known)}")
 
 
 def wrong(name: str, value: object, expected: str) -> InvalidRequest:

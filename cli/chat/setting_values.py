@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmchat.errors import InvalidRequest
 from lmchat.generation.settings import SETTINGS
+from turbomind.params import refuse_unknown
 
 if TYPE_CHECKING:
     import lmchat
@@ -18,8 +19,7 @@ _WORDS = {DEFAULT: None, "on": True, "off": False}
 
 def explanation(name: str) -> str:
     """Returns the explanation of a setting. Raises InvalidRequest for an unknown name."""
-    if name not in SETTINGS:
-        raise InvalidRequest(f"setting is {name!r}, expected one of {', '.join(SETTINGS)}")
+    refuse_unknown("setting", (name,), SETTINGS)
     return SETTINGS[name]
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmchat.errors import InvalidRequest, NotFound
+from turbomind.near import nearest
 
 if TYPE_CHECKING:
     from lmchat.store.protocol import Store
@@ -85,8 +85,8 @@ def load(store: Store, owner: str, given: str) -> SessionRecord:
 def _hint(names: list[str], given: str) -> str:
     if not names:
         return "there are no sessions yet"
-    near = difflib.get_close_matches(given, names, 1, 0.5)
-    return f"did you mean {near[0]!r}?" if near else "lmchat sessions list shows them"
+    near = nearest(given, names)
+    return f"did you mean {near!r}?" if near else "lmchat sessions list shows them"
 
 
 def _listed(names: list[str]) -> str:

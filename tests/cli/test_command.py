@@ -54,7 +54,8 @@ def endless(tmp_path_factory, stories):
         (["chat", "-p", ""], "-p is '', expected a question"),
         (["chat", "/no/such", "-p", "x", "--temperature", "-1"], "temperature is -1.0, expected"),
         (["chat", "/no/such", "-p", "x", "--set", "seed"], "--set is 'seed', expected NAME=VALUE"),
-        (["chat", "/no/such", "-p", "x", "--set", "sede=1"], "setting is 'sede', expected one of"),
+        (["chat", "/no/such", "-p", "x", "--set", "sede=1"], "did you mean 'seed'?"),
+        (["chat", "/no/such", "-p", "x", "--set", "nil=1"], "setting 'nil', expected one of"),
         (["chat", "/no/such", "-p", "x", "--set", "top_p=2"], "top_p is 2.0, expected"),
         (["chat", "/no/such", "-p", "x", "--set", "seed=1", "--set", "seed=2"], "seed is given tw"),
         (

@@ -98,8 +98,8 @@ def test_an_empty_handle_cannot_generate(engine: turbomind.Engine) -> None:
 @pytest.mark.parametrize(
     ("params", "match"),
     [
-        ({"temprature": 1.0}, "unknown parameter 'temprature', expected one of max_new_tokens"),
-        ({"do_sample": True}, "unknown parameter 'do_sample'"),
+        ({"temprature": 1.0}, "unknown parameter 'temprature'; did you mean 'temperature'"),
+        ({"do_sample": True}, "unknown parameter 'do_sample', expected one of max_new_tokens"),
         ({"temperature": -1.0}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
         ({"temperature": "hot"}, "temperature is 'hot', expected a number"),
@@ -191,7 +191,10 @@ def test_parameters_of_another_call_are_refused(engine: turbomind.Engine) -> Non
     ("options", "match"),
     [
         ({"device": "tpu"}, "device is 'tpu'"),
-        ({"max_batchsize": 4}, "unknown engine option 'max_batchsize', expected one of device"),
+        (
+            {"max_batchsize": 4},
+            "unknown engine option 'max_batchsize'; did you mean 'max_batch_size'",
+        ),
         ({"max_batch_size": 0}, "max_batch_size is 0"),
         ({"max_batch_size": "16"}, "max_batch_size is '16'"),
         ({"max_context_tokens": -1}, "max_context_tokens is -1"),

@@ -95,7 +95,10 @@ def test_what_cannot_be_is_refused_by_name_and_value(name, value):
 
 @pytest.mark.parametrize("name", ["temprature", "attempt", "priority", "salt", ""])
 def test_unknown_names_are_refused(name):
-    with pytest.raises(InvalidRequest, match="unknown setting.*expected one of max_new_tokens"):
+    with pytest.raises(
+        InvalidRequest,
+        match="unknown setting.*(expected one of max_|did you mean 'te)",
+    ):
         validate({name: 1})
 
 
