@@ -53,7 +53,7 @@ def slash_commands() -> str:
 
     lines = ["| command | meaning |", "|---|---|"]
     for command in COMMANDS.values():
-        meaning = f"{command.help[0].upper()}{command.help[1:]}. {command.details}".strip()
+        meaning = f"{command.summary[0].upper()}{command.summary[1:]}. {command.details}".strip()
         lines.append(f"| `{_cell(command.usage)}` | {_cell(meaning)} |")
     return "\n".join(lines)
 

@@ -472,6 +472,16 @@ class ChatEngine(StatelessVerbs):
         return self.core.info
 
     @property
+    def device(self) -> str:
+        """Device that computes: "cpu", "cuda:0", or "cuda:0,1" for the GPU of each rank."""
+        return self.core.device
+
+    @property
+    def threads(self) -> int:
+        """Number of threads that compute on the CPU."""
+        return self.core.threads
+
+    @property
     def max_context(self) -> int:
         """Largest length of a conversation, in tokens."""
         return self.core.max_context

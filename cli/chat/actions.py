@@ -13,7 +13,7 @@ from lmchat.store.data_directory import data_dir
 from ..sessions.export import write
 from ..terminal.line_input import QUOTES, can_prefill, quote, unquote
 from ..terminal.texts import clean, counted
-from . import views
+from . import message_files, views
 from .context import ChatContext
 from .session_choice import same_model
 from .setting_values import explanation, parse_value, thinking_variables
@@ -71,6 +71,16 @@ def new(chat: ChatContext, argument: str) -> None:
     same += ["settings"] if old.settings or old.template_variables else []
     if same:
         chat.screen.note(f"it has the same {' and '.join(same)}")
+
+
+def clear(chat: ChatContext, _argument: str) -> None:
+    """Starts another session, after a question: `/clear`."""
+    name = chat.session.name
+    lost = "which is not stored" if chat.private else "which is not deleted"
+    if chat.confirm(f"Start a new chat? This one is session {name}, {lost}."):
+        new(chat, "")
+    else:
+        chat.screen.note(f"session {name} continues")
 
 
 def _begin(chat: ChatContext, name: str = "") -> None:
@@ -337,6 +347,35 @@ def delete(chat: ChatContext, argument: str) -> None:
     chat.forget(name)
     successor = f"; session {chat.session.name} begins" if current else ""
     chat.screen.note(f"session {name} is deleted{successor}")
+
+
+def copy(chat: ChatContext, _argument: str) -> None:
+    """Copies the last reply to the clipboard: `/copy`."""
+    reply = last_chaty(chat.session)
+    if reply is None or not reply.text:
+        chat.screen.note("There is no reply to copy.")
+        return
+    chat.screen.copy(reply.text)
+    chat.screen.note(
+        f"{counted(len(reply.text), 'character')} copied, if this terminal supports it (OSC 52)"
+    )
+
+
+def file(chat: ChatContext, argument: str) -> None:
+    """Puts a text file into the next message: `/file PATH|off`."""
+    if not argument and not chat.files:
+        raise InvalidRequest("/file needs the path of a text file")
+    if argument == "off":
+        chat.files = []
+    elif argument:
+        chat.files = [*chat.files, message_files.read(argument)]
+    listed = ", ".join(f"{clean(each.name)} ({each.size})" for each in chat.files)
+    chat.screen.note(f"the next message carries {listed or 'no file'}")
+
+
+def info(chat: ChatContext, _argument: str) -> None:
+    """Shows the model and how it runs: `/info`."""
+    views.info(chat)
 
 
 def save(chat: ChatContext, _argument: str) -> None:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from ..terminal.interrupts import Interrupts
     from ..terminal.screen import Screen
+    from .message_files import MessageFile
     from .remote import Server
 
 StartReply = Callable[[], "lmchat.ReplyStream"]
@@ -40,6 +41,8 @@ class ChatContext(Protocol):
     show_reasoning: bool
     next_text: str
     """Text that the next input line starts with."""
+    files: list[MessageFile]
+    """Files that the next message carries."""
 
     def go(self, session: lmchat.Session, *, begun: bool = False) -> None:
         """Makes `session` the current one. `begun`: this chat created it under a default name."""
@@ -50,8 +53,10 @@ class ChatContext(Protocol):
     def confirm(self, question: str) -> bool:
         """Asks a yes/no question and returns whether the answer is yes."""
 
-    def answer(self, start: StartReply, before: str = "", again: str = "") -> None:
+    def answer(self, start: StartReply, before: str = "", again: str = "") -> bool:
         """Shows the reply that `start` generates.
+
+        Returns False if it was stopped before its first token, so that the session is as it was.
 
         Args:
             start: starts the reply.
@@ -81,6 +86,7 @@ class SlashCommand:
         complete: Returns (argument, meaning) pairs for the words before the one being typed.
         table: Rows of (value, meaning) for `/help NAME`.
         takes_all: The argument may contain spaces.
+        aliases: Other names.
     """
 
     name: str
@@ -91,8 +97,15 @@ class SlashCommand:
     complete: Callable[[ChatContext, list[str]], Iterable[tuple[str, str]]] = _no_completions
     table: Mapping[str, str] = field(default_factory=dict)
     takes_all: bool = False
+    aliases: tuple[str, ...] = ()
 
     @property
     def usage(self) -> str:
         """The command as it is typed, such as `/edit [N] [TEXT]`."""
         return f"/{self.name} {self.arguments}".rstrip()
+
+    @property
+    def summary(self) -> str:
+        """`help`, and the other names of the command."""
+        names = ", ".join(f"/{name}" for name in self.aliases)
+        return f"{self.help} (also {names})" if names else self.help

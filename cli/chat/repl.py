@@ -25,6 +25,7 @@ from ..terminal.texts import clean, counted
 from . import slash_commands, views
 from .actions import users
 from .context import Leave, StartReply
+from .message_files import MessageFile, joined
 from .reply_status import FORK, ROOM, ending, is_withdrawn
 from .reply_view import MarkdownView, PlainView, View
 from .session_choice import NEW, Choice, drop_if_empty
@@ -75,6 +76,7 @@ class Repl:
         self.screen = Screen(sys.stdout if to_stdout else sys.stderr, plain=plain)
         self.show_reasoning = True
         self.next_text = ""  # text that the next input line starts with
+        self.files: list[MessageFile] = []  # the next message carries them
         self.interrupts = Interrupts()
         self._is_plain = self.screen.plain or not to_stdout
         self.used = [session]  # in this chat, the current one last
@@ -156,8 +158,7 @@ class Repl:
                 if not is_shown:
                     self._note_other_turns()  # the command may have loaded some
             elif text.strip(QUOTES).strip():
-                message = unquote(typed)
-                self.answer(lambda: self.session.stream(message), again=quote(message))
+                self._send(unquote(typed))
                 is_shown = True
         except (Leave, BrokenPipeError):
             raise
@@ -172,7 +173,18 @@ class Repl:
             self.fail(error)
         self._record_seen(is_shown)
 
-    def answer(self, start: StartReply, before: str = "", again: str = "") -> None:
+    def _send(self, typed: str) -> None:
+        """Sends a message, with the files that wait for it."""
+        message = joined(typed, self.files)
+        try:
+            if self.answer(lambda: self.session.stream(message), again=quote(typed)):
+                self.files = []
+        finally:
+            if self.files:
+                names = ", ".join(clean(file.name) for file in self.files)
+                self.screen.note(f"the next message carries {names}; /file off removes it")
+
+    def answer(self, start: StartReply, before: str = "", again: str = "") -> bool:
         """Implements `ChatContext.answer`. Raises the errors that occur before the first token."""
         queue: SimpleQueue[object] = SimpleQueue()
         pump = threading.Thread(target=_pump, args=(start, queue), name="lmchat-reply", daemon=True)
@@ -185,6 +197,7 @@ class Repl:
         self._show_status(reply, is_offered)
         if is_offered:
             self.next_text = again
+        return not is_withdrawn(reply)
 
     def fail(self, error: BaseException) -> None:
         """Prints an error in one line. Raises Leave if the engine is closed."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable
 
 from lmchat.errors import InvalidRequest
 from lmchat.generation.settings import SETTINGS
+from turbomind.near import nearest
 
-from ..terminal.texts import clean, excerpt
-from . import actions, views
+from ..terminal.texts import clean, excerpt, human_bytes
+from . import actions, message_files, views
 from .context import ChatContext, Leave, SlashCommand
 
 COMPLETED = 200  # most recently used sessions that Tab completes
@@ -45,11 +45,10 @@ def find(name: str) -> SlashCommand:
     Raises:
         InvalidRequest: There is none; the message names the nearest one.
     """
-    if found := COMMANDS.get(name):
+    if found := NAMES.get(name):
         return found
-    near = difflib.get_close_matches(name.lower(), COMMANDS, 1, 0.5)
-    near = near or [other for other in COMMANDS if name and other.startswith(name.lower())][:1]
-    hint = f"did you mean /{near[0]}?" if near else "/help lists all."
+    near = nearest(name, (known for known in NAMES if known not in _NOT_SUGGESTED))
+    hint = f"did you mean /{near}?" if near else "/help lists all."
     raise InvalidRequest(
         f'there is no command /{name}; {hint} A message may begin with a slash in """ quotes.'
     )
@@ -63,10 +62,10 @@ def complete(chat: ChatContext, text: str) -> Iterable[tuple[str, int, str]]:
     """
     *before, word = text.split(" ")
     if not before:
-        for command in COMMANDS.values():
-            if command.name.startswith(word[1:]):
-                yield "/" + command.name, -len(word), command.help
-    elif found := COMMANDS.get(before[0][1:]):
+        for name, command in NAMES.items():
+            if name.startswith(word[1:]):
+                yield "/" + name, -len(word), command.help
+    elif found := NAMES.get(before[0][1:]):
         words = before[1:]
         if found.takes_all:
             words, word = [], text.partition(" ")[2]
@@ -87,7 +86,7 @@ def _exit(_chat: ChatContext, _argument: str) -> None:
 
 
 def _complete_commands(_chat: ChatContext, words: list[str]) -> Iterable[tuple[str, str]]:
-    return () if words else ((command.name, command.help) for command in COMMANDS.values())
+    return () if words else ((name, command.help) for name, command in NAMES.items())
 
 
 def _complete_sessions(chat: ChatContext, words: list[str]) -> Iterable[tuple[str, str]]:
@@ -134,12 +133,18 @@ _THINK = {
 _TABLE = (
     SlashCommand(
         "help", "[COMMAND]", "list the commands, or explain one", _help,
-        complete=_complete_commands,
+        complete=_complete_commands, aliases=("?",),
     ),
-    SlashCommand("exit", "", "leave; Ctrl-D does the same", _exit),
+    SlashCommand(
+        "exit", "", "leave; Ctrl-D does the same", _exit, aliases=("quit", "bye", "q"),
+    ),
     SlashCommand(
         "new", "[NAME]", "start another session", actions.new,
         "It starts with the system prompt and the settings of this one. /switch goes back.",
+    ),
+    SlashCommand(
+        "clear", "", "start a new chat, after a question", actions.clear,
+        "As /new. Nothing is deleted: /switch goes back.",
     ),
     SlashCommand(
         "sessions", "[all]", "list the sessions", actions.sessions,
@@ -222,6 +227,21 @@ _TABLE = (
     SlashCommand(
         "show", "[N|all]", f"show the last N rounds, {actions.SHOWN} by default", actions.show
     ),
+    SlashCommand(
+        "copy", "", "copy the last reply to the clipboard", actions.copy,
+        "The terminal is asked to (OSC 52), also over ssh; some have to be told to allow it.",
+    ),
+    SlashCommand(
+        "file", "PATH|off", "put a text file into the next message", actions.file,
+        f"It has at most {human_bytes(message_files.MOST_BYTES)} and follows what is typed, under "
+        "its name. Several may be given; off removes them.",
+        lambda _chat, words: () if words else [("off", "the next message carries no file")],
+    ),
+    SlashCommand(
+        "info", "", "show the model, its format, the device, threads and context", actions.info,
+        "Another model answers in this session after lmchat chat MODEL --session NAME.",
+        aliases=("model",),
+    ),
     SlashCommand("stats", "", "show counters of the engine and the context in use", actions.stats),
     SlashCommand(
         "tokens", "[N|all]", f"show the tokens of the last N rounds, {actions.SHOWN} by default",
@@ -249,8 +269,13 @@ _TABLE = (
 
 COMMANDS = {command.name: command for command in _TABLE}
 
+NAMES = COMMANDS | {alias: command for command in _TABLE for alias in command.aliases}
+"""The commands by all their names."""
+
+_NOT_SUGGESTED = ("delete",)  # a typing error does not lead there
+
 SHOWING = frozenset(
-    ("new", "switch", "undo", "retry", "edit", "edit_reply", "continue", "fork", "delete",
+    ("new", "clear", "switch", "undo", "retry", "edit", "edit_reply", "continue", "fork", "delete",
      "branches", "system", "show", "import")
 )  # fmt: skip
 """Commands after which the screen shows the end of the conversation."""

@@ -32,7 +32,7 @@ _HEAD = "bold"
 
 def all_help(screen: Screen, commands: Iterable[SlashCommand]) -> None:
     """Prints all commands, a line each, and the keys."""
-    columns(screen, [(c.usage, c.help) for c in commands], ("bold",))
+    columns(screen, [(c.usage, c.summary) for c in commands], ("bold",))
     screen.note(
         'Enter sends, Alt-Enter or """ ... """ make several lines, Ctrl-R searches what was '
         "typed, Ctrl-X Ctrl-E opens an editor, Tab completes, Ctrl-C stops a reply, "
@@ -43,7 +43,7 @@ def all_help(screen: Screen, commands: Iterable[SlashCommand]) -> None:
 def command_help(screen: Screen, command: SlashCommand) -> None:
     """Prints the full help of one command."""
     screen.print(*wrap(Text(command.usage, style=_HEAD), screen.width))
-    sentence = command.help[0].upper() + command.help[1:] + "."
+    sentence = command.summary[0].upper() + command.summary[1:] + "."
     screen.note("\n".join(filter(None, (sentence, command.details))), "")
     columns(screen, command.table.items(), ("bold",))
 
@@ -235,6 +235,22 @@ def thinking(chat: ChatContext) -> None:
         known = {repr(info.switch.on): "on", repr(info.switch.off): "off"}
         state = "as the model decides" if value is None else known.get(repr(value), repr(value))
     chat.screen.note(f"reasoning: {state}; {shown}")
+
+
+def info(chat: ChatContext) -> None:
+    """Prints the model of the chat and how it runs."""
+    engine, kind = chat.engine, chat.engine.info
+    used = context_use(chat.session.length, engine.max_context)
+    rows = [
+        ("model", clean(engine.model)),
+        *([("server", chat.server.url)] if chat.server else []),
+        ("format", f"{kind.weights_text}, KV {kind.kv_dtype}"),
+        ("device", engine.device),
+        ("threads", str(engine.threads or "unknown")),
+        ("context", f"{counted(engine.max_context, 'token')}"),
+        ("session", f"{chat.session.name}: {used}"),
+    ]
+    columns(chat.screen, rows, ("bold",))
 
 
 def mean_wait(found: turbomind.Stats) -> float:

@@ -6,6 +6,7 @@ is wrong, and stale rows stay on the screen. See `Screen` for the way used here.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import copy
 import os
@@ -19,6 +20,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from lmchat.errors import InvalidRequest
+
 from .layout import wrap
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
@@ -27,6 +30,11 @@ PASTE_OFF = "\x1b[?2004l"  # prompt_toolkit switches it on
 CLEAR_LINE, CLEAR_REST = "\x1b[K", "\x1b[J"
 FALLBACK = os.terminal_size((80, 24))
 ENDLESS = 1_000_000  # columns outside a terminal: lines are not wrapped
+
+
+def takes_escapes(file: TextIO) -> bool:
+    """Returns whether `file` is a terminal that takes escape sequences: $TERM says which do not."""
+    return file.isatty() and os.environ.get("TERM", "").lower() not in ("", "dumb", "unknown")
 
 
 class Screen:
@@ -45,7 +53,7 @@ class Screen:
     def __init__(self, file: TextIO | None = None, *, plain: bool = False) -> None:
         self.file = sys.stdout if file is None else file
         self._console = Console(file=self.file, highlight=False, soft_wrap=True)
-        self.plain = plain or not self._console.is_terminal or self._console.is_dumb_terminal
+        self.plain = plain or not takes_escapes(self.file)
         self._settings = _settings()
         self.live = False  # whether there is a live part, possibly empty
 
@@ -67,6 +75,19 @@ class Screen:
         """Writes text without changes."""
         self.file.write(text)
         self.file.flush()
+
+    def copy(self, text: str) -> None:
+        """Asks the terminal to put a text on the clipboard (OSC 52 of xterm).
+
+        Raises:
+            InvalidRequest: The output is not a terminal that takes escape sequences.
+        """
+        if not takes_escapes(self.file):
+            raise InvalidRequest(
+                "nothing is copied: the output is not a terminal that takes escape sequences"
+            )
+        data = base64.b64encode(text.encode(errors="replace")).decode()
+        self.write(f"\x1b]52;c;{data}\x07")
 
     def print(self, *lines: Text) -> None:
         """Prints lines before the live part; the terminal wraps long ones."""
@@ -117,7 +138,7 @@ class Screen:
             try:
                 yield
             finally:
-                if self._console.is_terminal and not self._console.is_dumb_terminal:
+                if takes_escapes(self.file):
                     with contextlib.suppress(OSError):  # the terminal was closed
                         self.write(PASTE_OFF + WRAP + SHOW_CURSOR)
 

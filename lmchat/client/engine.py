@@ -52,6 +52,10 @@ def connect(url: str, api_key: str | None = None) -> RemoteEngine:
     return RemoteEngine(url, api_key)
 
 
+UNKNOWN = "unknown"
+"""Of a fact that an older server does not tell."""
+
+
 @dataclass(frozen=True)
 class RemoteInfo:
     """Properties of the model that a server tells.
@@ -59,10 +63,14 @@ class RemoteInfo:
     Attributes:
         kv_bytes_per_token: bytes of the KV of one token over all layers, without padding.
         vocab_size: number of tokens that the model knows.
+        weights_text: formats of the matrices, such as "int8 and bfloat16".
+        kv_dtype: format of the KV cache.
     """
 
     kv_bytes_per_token: int
     vocab_size: int
+    weights_text: str = UNKNOWN
+    kv_dtype: str = UNKNOWN
 
 
 class RemoteTokenizer:
@@ -434,6 +442,16 @@ class RemoteEngine:
         return str(self._facts["model"])
 
     @property
+    def device(self) -> str:
+        """Device of the server that computes, such as "cpu" or "cuda:0"."""
+        return str(self._facts.get("device", UNKNOWN))
+
+    @property
+    def threads(self) -> int | None:
+        """Number of threads that compute on the server's CPU; None: an older server."""
+        return self._facts.get("threads")
+
+    @property
     def max_context(self) -> int:
         """Largest length of a conversation, in tokens."""
         return int(self._facts["max_context"])
@@ -441,7 +459,7 @@ class RemoteEngine:
     @property
     def info(self) -> RemoteInfo:
         """Properties of the model."""
-        return RemoteInfo(self._facts["kv_bytes_per_token"], self._facts["vocab_size"])
+        return known(RemoteInfo, self._facts)
 
     @property
     def template_info(self) -> TemplateInfo:

@@ -96,7 +96,8 @@ class EngineTextsBody(Body):
 
 @router.get("")
 async def engine(request: Request) -> JSONResponse:
-    """Returns the engine's model, context, template and settings, and the key's owner."""
+    """Returns the engine's model, its formats, device, threads, context, template and settings, and
+    the key's owner."""
     state = state_of(request)
     found = state.engine.sync
     return JSONResponse(
@@ -108,6 +109,10 @@ async def engine(request: Request) -> JSONResponse:
             "max_context": found.max_context,
             "vocab_size": found.core.vocab_size,
             "kv_bytes_per_token": found.info.kv_bytes_per_token,
+            "kv_dtype": found.info.kv_dtype,
+            "weights_text": found.info.weights_text,
+            "device": found.device,
+            "threads": found.threads,
             "model_settings": found.model_settings,
             "template": asdict(found.template_info),
         }

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 import shlex
 from types import SimpleNamespace
@@ -168,7 +169,9 @@ def test_settings_change_and_facts_are_shown_in_the_chat(start, tmp_path):
         user.type("/set ignore_eos on", "ignore_eos: on, this session's (on: continue after")
         user.type("/set top_k", "top_k: not set (sample from")
         user.type("/set temperature hot", "error: temperature is 'hot', expected a number")
-        user.type("/set tempo 1", "error: unknown setting 'tempo'")
+        user.type("/set tempo 1", "error: unknown setting 'tempo', expected one of max_new_tokens,")
+        for typed in ("/set temprature", "/set temprature 1"):
+            user.type(typed, "error: unknown setting 'temprature'; did you mean 'temperature'?\n")
         assert "again" not in user.type("/system Be kind.", "system prompt: Be kind.")
         user.type("hello", "new + ")
         assert "again" not in user.type("/system", "system prompt: Be kind.")
@@ -193,6 +196,55 @@ def test_settings_change_and_facts_are_shown_in_the_chat(start, tmp_path):
         user.type("/export /nowhere/talk.md", "cannot be written: No such file or directory")
         assert file.read_text().startswith("# hello\n\n## User\n\nhello\n\n## Assistant\n\n")
         user.leave()
+
+
+@BOTH
+def test_the_model_and_its_device_are_shown_in_the_chat(request, start, model):
+    over_url = "url" in request.node.name
+    with start("--session", "facts") as terminal:
+        user = ChatUser(terminal)
+        shown = user.type("/info", "session  facts: context 0 / 4,096 (0%)")
+        facts = dict(line.split(maxsplit=1) for line in shown.splitlines() if "  " in line)
+        assert facts["model"] == (model.name if over_url else str(model))
+        assert facts["format"] == "float32, KV float32"
+        assert facts["threads"] == "1"
+        assert facts["device"] == os.environ.get("TURBOMIND_DEVICE", "cpu")
+        assert facts["context"] == "4,096 tokens"
+        assert ("server" in facts) is over_url
+        again = user.type("/model", "session  facts: ")
+        assert again.partition("\n")[2] == shown.partition("\n")[2]
+        user.type("/model other", "error: /model is followed by 'other', expected nothing after it")
+        user.leave()
+
+
+def test_quantized_weights_are_shown_in_the_chat(start):
+    with start("--quantize", "int8") as terminal:
+        user = ChatUser(terminal)
+        assert re.search(r"format +int8, KV float32\n", user.type("/model", "KV"))
+        user.leave()
+
+
+def test_a_chat_is_cleared_after_a_question(start):
+    with start("--session", "first", "--system", "Be kind.") as terminal:
+        user = ChatUser(terminal)
+        user.type("hello", "new + ")
+        asked = "Start a new chat? This one is session first, which is not deleted. [y/N] "
+        user.type("/clear", asked.rstrip(), prompt=asked)
+        user.type("", "session first continues\n", prompt="> ")
+        user.type("/show", "1> hello\n")
+        user.type("/clear", asked.rstrip(), prompt=asked)
+        user.type("y", "session chat-1 begins; /switch first goes back\n", prompt="chat-1> ")
+        assert "hello" not in user.type("/show all")
+        user.type("/system", "system prompt: Be kind.")
+        user.type("/switch first", "1> hello\n", prompt="first> ")
+        user.leave()
+
+
+def test_other_names_of_commands_are_completed():
+    found = [text for text, _, _ in slash_commands.complete(SimpleNamespace(), "/")]
+    assert found == ["/" + name for name in slash_commands.NAMES]
+    assert {"/quit", "/bye", "/q", "/?", "/model", "/clear"} < {*found}
+    assert [text for text, _, _ in slash_commands.complete(SimpleNamespace(), "/qu")] == ["/quit"]
 
 
 def test_names_with_spaces_are_completed():
@@ -235,15 +287,20 @@ def test_help_lists_commands_and_mistakes_name_the_nearest(start):
         shown = user.type("/help", "/export FILE [--force] [--pages]", "Ctrl-D leaves.")
         names = re.findall(r"^/(\w+)", shown, re.MULTILINE)
         assert names == [
-            "help", "exit", "new", "sessions", "search", "switch", "undo", "retry", "edit",
-            "edit_reply", "continue", "fork", "title", "tag", "pin", "delete", "branches",
-            "system", "set",
-            "show", "stats", "tokens", "think", "export", "import", "save",
+            "help", "exit", "new", "clear", "sessions", "search", "switch", "undo", "retry",
+            "edit", "edit_reply", "continue", "fork", "title", "tag", "pin", "delete", "branches",
+            "system", "set", "show", "copy", "file", "info", "stats", "tokens", "think", "export",
+            "import", "save",
         ]  # fmt: skip
         user.type("/help set", "/set [NAME [VALUE]]\n", "top_k ", "min_p ")
+        user.type("/help bye", "/exit\n", "Leave; Ctrl-D does the same (also /quit, /bye, /q).")
+        again = user.type("/?", "/export FILE [--force] [--pages]", "Ctrl-D leaves.")
+        assert again.partition("\n")[2] == shown.partition("\n")[2]
         for name in names:
             user.type(f"/help {name}", f"/{name}")
         user.type("/retri", "error: there is no command /retri; did you mean /retry?")
+        for typed in ("delet", "deleet", "tempo", "load"):  # far from all, or a mistake deletes
+            user.type(f"/{typed}", f"error: there is no command /{typed}; /help lists all.")
         user.type("/", "error: there is no command /; /help lists all.")
         user.type("/show many", "error: number of rounds is 'many', expected 1 or more, or all")
         user.type("x " * 2500, "error: the conversation would be ", "; send less, or lower")

@@ -151,7 +151,9 @@ def test_properties_of_the_engine(remote, local):
     assert remote.max_context == local.max_context
     assert remote.model_settings == local.model_settings
     assert remote.template_info == local.template_info
-    assert remote.info.kv_bytes_per_token == local.info.kv_bytes_per_token
+    for fact in ("kv_bytes_per_token", "kv_dtype", "weights_text"):
+        assert getattr(remote.info, fact) == getattr(local.info, fact)
+    assert (remote.device, remote.threads) == (local.device, local.threads)
     assert remote.owner == "ann"
     assert remote.stats().pages_total == local.stats().pages_total
     assert remote.queue_stats().running == remote.waiting == 0
