@@ -11,6 +11,7 @@ import lmchat
 from . import info, web
 from .bench import command as bench
 from .chat import command as chat
+from .command_group import RootGroup
 from .deploy import command as deploy
 from .errors import ONE_QUESTION
 from .serve import command as serve
@@ -18,6 +19,7 @@ from .sessions import command as sessions
 
 app = typer.Typer(
     name="lmchat",
+    cls=RootGroup,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

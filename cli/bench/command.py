@@ -18,6 +18,7 @@ from turbomind.device import device_name
 from turbomind.errors import InvalidRequest
 from turbomind.machine import physical_cores
 
+from ..command_group import CommandGroup
 from ..options import (
     LOADING,
     Device,
@@ -29,7 +30,7 @@ from ..options import (
 )
 from .serving.command import serve
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None)
 
 Source: TypeAlias = "str | os.PathLike[str]"
 Report: TypeAlias = dict[str, Any]

@@ -15,6 +15,7 @@ import typer
 from lmchat.errors import Error, InvalidRequest, StoreError
 from lmchat.store.records import HIDDEN_TAG
 
+from ..command_group import SessionsGroup
 from ..errors import CLOSED_PIPE, FAILED, drop_output, note, replace_undecodable
 from ..options import Json
 from ..terminal.texts import clean, counted, human_bytes
@@ -34,7 +35,7 @@ SPEEDS = "speeds"
 
 LEFT_OUT = "an unfinished reply is left out; opening the session recovers it"
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(cls=SessionsGroup, no_args_is_help=True, rich_markup_mode=None)
 Command = TypeVar("Command", bound=Callable[..., None])
 
 Name = Annotated[

@@ -14,11 +14,13 @@ from assets import ROOT, asset
 from chat_models import CHATML, chat_model
 from checkpoints import tiny_tensors, write_tiny
 from command import lmchat
+from typer.testing import CliRunner
 
 from lmchat import __version__ as lmchat_version
 from lmchat.cli import facts, support_table
 from lmchat.cli.app import app
 from lmchat.cli.bench import turns_bench
+from lmchat.cli.command_group import HINTS, SESSION_HINTS
 from lmchat.cli.errors import note
 from turbomind import Engine, ModelError
 from turbomind.loading.loader import describe
@@ -120,6 +122,43 @@ def test_an_example_that_does_not_parse_is_found():
         parse(["chat", "--no-such-option"])
     with pytest.raises(Exception, match="[Uu]sage|no-such|No such"):
         parse(["bench", "no-such"])
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        (["run", "qwen2.5"], "'run'; lmchat chat MODEL chats with a model, lmchat serve MODEL se"),
+        (["pull", "qwen2.5"], "'pull'; lmchat chat MODEL downloads the model of a hub name when"),
+        (["list"], "'list'; lmchat sessions list lists the sessions; there is no list of models: "),
+        (["ls"], "'ls'; lmchat sessions list lists the sessions; there is no list of models: "),
+        (["models"], "'models'; there is no list of models: a model is a folder, a GGUF file or"),
+        (["rm", "trip", "--yes"], "'rm'; lmchat sessions rm NAME deletes a session; the files of"),
+        (["chatt"], "'chatt'; did you mean 'chat'?\n"),
+        (["sesions", "list"], "'sesions'; did you mean 'sessions'?\n"),
+        (["quantize"], "'quantize'; lmchat --help lists all.\n"),
+        (["sessions", "ls"], "'ls'; lmchat sessions list lists the sessions.\n"),
+        (["sessions", "delete", "trip"], "'delete'; lmchat sessions rm NAME deletes a session.\n"),
+        (["sessions", "exprot"], "'exprot'; did you mean 'export'?\n"),
+        (["bench", "engin"], "'engin'; did you mean 'engine'?\n"),
+        (["bench", "all"], "'all'; lmchat bench --help lists all.\n"),
+    ],
+)
+def test_an_unknown_command_is_answered_with_what_to_type(typed, hint):
+    done = CliRunner().invoke(app, typed, prog_name="lmchat")
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    assert f"No such command {hint}" in done.stderr
+
+
+def test_commands_of_hints_exist_and_are_not_shadowed():
+    assert not HINTS.keys() & typer.main.get_command(app).commands.keys()
+    for hint in {*HINTS.values(), *SESSION_HINTS.values()}:
+        for words in re.findall(r"lmchat ((?:[a-z-]+ ?)+)", hint):
+            known, given = typer.main.get_command(app), words.split()
+            while given and getattr(known, "commands", None) and given[0] in known.commands:
+                known = known.commands[given.pop(0)]
+            assert known.name != "lmchat" or given[0] in ("--help", "--version"), hint
+            assert not getattr(known, "commands", None) or given[:1] in (["--help"], ["--version"])
 
 
 def test_the_help_of_chat_explains_exit_codes_and_json():
