@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from lmchat.errors import Error, InvalidRequest, StoreError
+from lmchat.errors import InvalidRequest, StoreError
 from lmchat.store.records import HIDDEN_TAG
 
 from ..command_group import SessionsGroup
@@ -22,7 +22,6 @@ from ..terminal.texts import clean, counted, human_bytes
 from .lookup import OWNER, find, load, opened_store
 
 if TYPE_CHECKING:
-    from lmchat.archive import Exported
     from lmchat.store.protocol import Store
     from lmchat.store.records import SessionRecord, Summary
 
@@ -326,7 +325,8 @@ def export(
     """
     from lmchat.archive import export_session
 
-    from .export import is_text
+    from .export import check_ending, export_record, is_text
+    from .unfinished_turn import unfinished
 
     with opened_store() as (store, data_dir), _pages(data_dir) as found:
         record = load(store, owner, name)
@@ -334,7 +334,10 @@ def export(
             raise InvalidRequest(f"{file} exists; --force replaces it")
         _note_unfinished(store, record)
         if is_text(file):
-            done = _export_text(store, record, file, force, pages)
+            check_ending(file, pages)
+            if unfinished(store, record) is not None:
+                note(LEFT_OUT)
+            done = export_record(record, file, force)
         else:
             page_store = found.store if pages else None
             if pages and page_store is None:
@@ -391,36 +394,62 @@ def import_(
 @app.command(short_help="Delete sessions.")
 @_quiet
 def rm(
-    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Names of the sessions.")],
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME", help="Names of the sessions.")
+    ] = None,
+    older_than: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AGE",
+            help="Instead of names: all that were last used so long ago, such as 12h, 30d or 8w.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print what would be deleted.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     owner: Owner = OWNER,
     as_json: Json = False,
 ) -> None:
     """Delete sessions with all their branches, and KV cache that no other session shares.
 
+    --older-than deletes sessions that list shows, but for pinned ones and those in which a reply is
+    being generated, which are named.
+
     \b
     Examples:
       lmchat sessions rm trip
       lmchat sessions rm chat-1 chat-2 --yes
+      lmchat sessions rm --older-than 30d --dry-run
     """
-    from . import maintenance as session_upkeep
+    from . import removal
 
+    if bool(names) == (older_than is not None):
+        raise InvalidRequest("expected the NAMEs of sessions, or --older-than")
+    age = None if older_than is None else removal.parse_age(older_than)
     freed = 0
-    gone: list[str] = []
-    with opened_store() as (store, data_dir), _pages(data_dir) as pages:
-        found = {one.id: one for one in (find(store, owner, name) for name in names)}
-        if not yes and not _confirmed(found.values()):
-            raise typer.Exit(FAILED)
-        for one in found.values():
-            try:
-                freed += session_upkeep.remove(store, pages, one)
-            except Error:
-                if gone:
-                    note(f"already deleted: {', '.join(gone)}")
-                raise
-            gone.append(one.name)
-    text = f"deleted: {', '.join(gone)}; {human_bytes(freed)} of KV cache freed"
-    _report(as_json, text, {"names": gone, "freed_bytes": freed})
+    with opened_store() as (store, data_dir), _pages(data_dir, not dry_run) as pages:
+        if age is None:
+            chosen = removal.by_name(store, owner, names or ())
+        else:
+            chosen = removal.by_age(store, owner, age)
+        if chosen.sessions and not dry_run:
+            if not yes and not removal.is_confirmed(chosen):
+                raise typer.Exit(FAILED)
+            freed = removal.remove(store, pages, chosen)
+    found: dict[str, Any] = {"names": chosen.names, "freed_bytes": freed}
+    if age is not None or dry_run:
+        found |= {"skipped": chosen.skipped, "dry_run": dry_run}
+    if not as_json:
+        removal.note_skipped(chosen)
+    if not chosen.sessions:
+        reason = "" if chosen.skipped else f": all were used in the last {older_than}"
+        text = f"no session is deleted{reason}"
+    elif dry_run:
+        text = f"would be deleted: {', '.join(chosen.names)}"
+    else:
+        text = f"deleted: {', '.join(chosen.names)}; {human_bytes(freed)} of KV cache freed"
+    _report(as_json, text, found)
 
 
 @app.command(short_help="Free KV pages that no session uses.")
@@ -541,27 +570,6 @@ def _session_json(
     return found
 
 
-def _export_text(
-    store: Store, record: SessionRecord, file: Path, force: bool, pages: bool
-) -> Exported:
-    """Writes the current conversation to a .md or .json file.
-
-    Raises:
-        InvalidRequest: The file exists, cannot be written, or `pages` are asked for.
-    """
-    from lmchat.archive import Exported
-
-    from .export import Conversation, check_ending, write_text
-    from .unfinished_turn import unfinished
-
-    check_ending(file, pages)
-    if unfinished(store, record) is not None:
-        note(LEFT_OUT)
-    conversation = Conversation.of_record(record)
-    target = write_text(conversation, file, force)
-    return Exported(str(target), len(conversation.turns), 0, target.stat().st_size)
-
-
 def _note_unfinished(store: Store, record: SessionRecord) -> None:
     """Prints a note if another process is generating a turn, which is not copied."""
     if busy := find(store, record.owner, record.name).busy:
@@ -571,14 +579,6 @@ def _note_unfinished(store: Store, record: SessionRecord) -> None:
 def _without_pages(row: dict[str, Any]) -> dict[str, Any]:
     unknown = ("bytes", "residence", "resident_tokens", "predicted_ttft")
     return {name: value for name, value in row.items() if name not in unknown}
-
-
-def _confirmed(sessions: Iterable[Summary]) -> bool:
-    """Asks the user to confirm. Raises InvalidRequest where stdin is not a terminal."""
-    if not (sys.stdin and sys.stdin.isatty()):
-        raise InvalidRequest("stdin is not a terminal to confirm on, expected --yes")
-    named = [f"{clean(one.name)} ({counted(one.turns, 'turn')})" for one in sessions]
-    return typer.confirm(f"Delete {', '.join(named)}?", err=True)
 
 
 def _report(as_json: bool, text: str, found: dict[str, Any]) -> None:

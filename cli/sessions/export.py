@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from .conversation import DROPPED
 
 if TYPE_CHECKING:
     import lmchat
+    from lmchat.archive import Exported
     from lmchat.store.records import SessionRecord
 
 _HEADINGS = {"system": "System", "user": "User", "assistant": "Assistant"}
@@ -84,7 +86,7 @@ def write(
     Raises:
         InvalidRequest: The ending is unknown, the file exists, or it cannot be written.
     """
-    target = Path(path).expanduser()
+    target = Path(os.path.expanduser(path))
     if target.suffix != ".zip" and not is_text(target):
         raise InvalidRequest(f"file is {path!r}, expected a name that ends in .md, .json or .zip")
     check_ending(target, pages)
@@ -129,11 +131,24 @@ def write_text(conversation: Conversation, file: Path, force: bool) -> Path:
     """
     from lmchat.archive.archive import replacing
 
-    target = file.expanduser()
+    target = Path(os.path.expanduser(file))
     text = as_markdown(conversation) if target.suffix == ".md" else as_json(conversation)
     data = text.encode("utf-8", "replace")
     replacing(target, force, lambda opened: opened.write(data))
     return target
+
+
+def export_record(record: SessionRecord, file: Path, force: bool) -> Exported:
+    """Writes the current conversation of a stored session to a .md or .json file.
+
+    Raises:
+        InvalidRequest: The file exists, or it cannot be written.
+    """
+    from lmchat.archive import Exported
+
+    conversation = Conversation.of_record(record)
+    target = write_text(conversation, file, force)
+    return Exported(str(target), len(conversation.turns), 0, target.stat().st_size)
 
 
 def as_markdown(conversation: Conversation) -> str:
