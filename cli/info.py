@@ -13,6 +13,8 @@ import typer
 
 import lmchat
 from lmchat.bundled import find_model
+from lmchat.errors import StoreError
+from lmchat.store.data_directory import data_place
 from turbomind import _C
 from turbomind.defaults import CacheSize
 from turbomind.device import (
@@ -66,7 +68,7 @@ def command(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show this machine and the memory and chat template of a model.
+    """Show this machine, where sessions are stored, and the memory and chat template of a model.
 
     Reads configuration files and the headers of weights, and refuses what loading refuses; of
     weights at most the head, where one is stored though the configuration says that it is the
@@ -84,6 +86,7 @@ def command(
     """
     here = machine(device or "auto", tp)
     report: dict[str, Any] = {"version": lmchat.__version__, "machine": here}
+    report["data_directory"] = _data_directory()
     if model is not None:
         options = {"device": device or "auto", "dtype": dtype, "rope_length": rope_length}
         options |= {"quantize": quantize, "head": head, "group_size": group_size, "tp": tp}
@@ -100,7 +103,7 @@ def command(
     from .terminal.tables import ReportPrinter
 
     printer = ReportPrinter()
-    printer.print(_machine_table(report["version"], report["machine"]))
+    printer.print(_machine_table(report))
     if model is not None:
         printer.print(_model_table(report["model"]))
 
@@ -266,16 +269,26 @@ def chat_facts(info: ModelInfo) -> dict[str, Any]:
 
 def _table(title: str, rows: list[tuple[str, str]]) -> Table:
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
     for name, value in rows:
-        table.add_row(name, value)
+        table.add_row(name, Text(value))  # not markup: names of files and fields are in it
     return table
 
 
-def _machine_table(version: str, machine: dict[str, Any]) -> Table:
+def _data_directory() -> str | None:
+    """Returns where sessions are stored; None where that has to be said, without a home."""
+    try:
+        return str(data_place())
+    except StoreError:
+        return None
+
+
+def _machine_table(report: dict[str, Any]) -> Table:
+    machine = report["machine"]
     return _table(
-        f"lmchat {version}",
+        f"lmchat {report['version']}",
         [
             ("processor", machine["cpu"]),
             ("threads", f"{machine['threads']}, one per physical core this process may use"),
@@ -286,6 +299,7 @@ def _machine_table(version: str, machine: dict[str, Any]) -> Table:
             *(("GPU", _gpu_text(gpu)) for gpu in machine["gpus"]),
             ("device", _device_text(machine)),
             *([("cuBLASLt", machine["cublaslt"])] if machine["cublaslt"] else []),
+            ("data directory", report["data_directory"] or "none: set LMCHAT_HOME to a folder"),
         ],
     )
 

@@ -19,6 +19,7 @@ def main() -> None:
 def _run() -> None:
     # Imported here so that Ctrl-C prints no traceback while modules are loading.
     import json
+    import os
 
     from turbomind.descriptors import explain_open_file_limit
     from turbomind.errors import Error
@@ -34,6 +35,7 @@ def _run() -> None:
     )
 
     open_missing_files()
+    os.environ["TERM"] = os.environ.get("TERM") or "dumb"  # for rich and prompt_toolkit too
     asked: dict[str, object] = {}
     try:
         with explain_open_file_limit("what this needs"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from pathlib import Path
@@ -410,9 +411,9 @@ def import_(chat: ChatContext, argument: str) -> None:
     path, name = argument, None
     if not argument:
         raise InvalidRequest("/import needs the file, one that /export FILE.zip wrote")
-    if not Path(path).expanduser().exists() and " " in argument:
+    if not os.path.exists(os.path.expanduser(path)) and " " in argument:
         path, _, name = argument.rpartition(" ")
-    file = Path(path.strip()).expanduser()
+    file = Path(os.path.expanduser(path.strip()))
     try:
         session = chat.engine.import_(file, name, owner=chat.session.owner, notify=chat.screen.note)
     except InvalidRequest as error:

@@ -20,6 +20,7 @@ from lmchat.sessions.model_identity import loading_again
 
 from ..errors import INTERRUPTED, note
 from ..options import DiskQuota, Json, Model, with_engine_options
+from ..terminal.escapes import dim, loading
 from . import one_answer
 from .remote import Server, choose_remote
 from .session_choice import (
@@ -208,7 +209,7 @@ def command(
         raise typer.Exit(_chat(start, about, plain))
     with start.engine() as opened:
         if about is not None and sys.stderr.isatty():
-            print(f"{one_answer.DIM}{about}{one_answer.PLAIN}", file=sys.stderr, flush=True)
+            print(dim(about), file=sys.stderr, flush=True)
         if chosen.note:
             note(chosen.note)
         found = start.session(opened)
@@ -297,17 +298,13 @@ def _confirm(question: str) -> bool:
 def _chat(start: _Start, about: str | None, plain: bool) -> int:
     """Runs the chat in a terminal and returns the exit code. Ctrl-C while loading exits at once."""
     name = start.name
-    show = _show if sys.stderr.isatty() else _show_nothing
     try:
-        show(f"loading {name} ...")
-        opened = _in_background(start.engine, _load_interface)
+        with loading(name):
+            opened = _in_background(start.engine, _load_interface)
     except KeyboardInterrupt:
         # The loading thread cannot be interrupted; exit without waiting for it.
-        show("")
         note("interrupted")
         os._exit(INTERRUPTED)
-    finally:
-        show("")
     from .repl import Repl
 
     with opened:
@@ -322,15 +319,6 @@ def _chat(start: _Start, about: str | None, plain: bool) -> int:
             server=start.server,
         )
         return repl.run(start.chosen)
-
-
-def _show(text: str) -> None:
-    """Replaces the current line of the terminal."""
-    print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-
-
-def _show_nothing(_text: str) -> None:
-    """Shows nothing, because stderr is not a terminal."""
 
 
 def _load_interface() -> None:

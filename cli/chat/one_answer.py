@@ -24,6 +24,7 @@ from ..errors import (
     note,
     replace_undecodable,
 )
+from ..terminal.escapes import CLEAR_LINE, dim, takes_escapes
 from ..terminal.texts import clean
 from .reply_status import usage_line
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     import lmchat
     from lmchat.generation.generation import Delta, Progress, Reply
 
-DIM, PLAIN, CLEAR_LINE = "\x1b[2m", "\x1b[0m", "\r\x1b[K"
 RETRY = 0.01  # seconds between attempts to stop a reply that has not started yet
 
 
@@ -110,7 +110,7 @@ def run(
         )
     if sys.stderr.isatty():
         line = usage_line(reply, session.length, engine.max_context)
-        print(f"{DIM}{line}{PLAIN}", file=sys.stderr)
+        print(dim(line), file=sys.stderr)
     return {"error": FAILED, "cancelled": INTERRUPTED}.get(reply.finish_reason, 0)
 
 
@@ -136,12 +136,13 @@ def json_object(engine: lmchat.ChatEngine, session: lmchat.Session, reply: Reply
 class _Screen:
     """Writes the answer to stdout, and to stderr the progress and the reasoning.
 
-    Progress and reasoning are shown only if stderr is a terminal.
+    Reasoning is shown only if stderr is a terminal, progress only if that takes escape sequences.
     """
 
     def __init__(self, as_json: bool) -> None:
         self._json = as_json
         self._terminal = sys.stderr.isatty()
+        self._passing = takes_escapes(sys.stderr)  # it can show a line and remove it
         self._shows_progress = False
         self._reasoned = False
         self._in_line = False  # the text on stdout does not end with a newline
@@ -151,10 +152,10 @@ class _Screen:
         from lmchat.generation.generation import Progress
 
         if isinstance(part, Progress):
-            if self._terminal and part.done < part.total:
+            if self._passing and part.done < part.total:
                 self._shows_progress = True
                 status = f"reading {part.done:,} of {part.total:,} tokens"
-                print(f"{CLEAR_LINE}{DIM}{status}{PLAIN}", end="", file=sys.stderr, flush=True)
+                print(f"{CLEAR_LINE}{dim(status)}", end="", file=sys.stderr, flush=True)
             return
         if not part.text:
             return
@@ -162,7 +163,7 @@ class _Screen:
         if part.kind == "reasoning":
             if self._terminal:
                 self._reasoned = True
-                print(f"{DIM}{clean(part.text)}{PLAIN}", end="", file=sys.stderr, flush=True)
+                print(dim(clean(part.text)), end="", file=sys.stderr, flush=True)
         elif not self._json:
             self._end_reasoning()
             text = clean(part.text) if sys.stdout.isatty() else part.text

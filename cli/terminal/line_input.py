@@ -8,9 +8,10 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from prompt_toolkit import PromptSession
-from prompt_toolkit.application import get_app
+from prompt_toolkit.application import create_app_session, get_app
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.enums import DEFAULT_BUFFER
@@ -20,7 +21,10 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import create_output
+from prompt_toolkit.output.plain_text import PlainTextOutput
 from prompt_toolkit.utils import is_dumb_terminal
+
+from .escapes import takes_escapes
 
 QUOTES = '"""'
 MENU_ROWS = 5  # rows reserved under the prompt for completions
@@ -32,11 +36,15 @@ Complete = Callable[[str], Iterable[tuple[str, int, str]]]
 
 
 def state_folder() -> Path:
-    """Returns the folder of the input history: $LMCHAT_HOME, else the platform's state folder."""
+    """Returns the folder of the input history: $LMCHAT_HOME, else the platform's state folder.
+
+    Raises:
+        RuntimeError: There is no home directory.
+    """
     if given := os.environ.get("LMCHAT_HOME"):
-        return Path(given)
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(base) / "lmchat"
+        return Path(given).expanduser()
+    base = os.environ.get("XDG_STATE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".local" / "state") / "lmchat"
 
 
 def unquote(text: str) -> str:
@@ -82,9 +90,8 @@ class LineInput:
         self.warning = ""  # the reason if there is no history
         self._begins = begins
         self._has_begun = False
-        self._output = create_output(sys.stderr) if to_stderr else None
-        self._session: PromptSession[str] = PromptSession(
-            output=self._output,
+        self._file = sys.stderr if to_stderr else sys.stdout
+        self._session = self._prompts(
             history=InMemoryHistory() if private else self._history(),
             completer=_Completer(complete),
             complete_while_typing=Condition(self._is_command),
@@ -115,12 +122,22 @@ class LineInput:
 
     def confirm(self, question: str) -> bool:
         """Returns whether the answer is yes; Enter alone, Ctrl-C and Ctrl-D mean no."""
-        asked: PromptSession[str] = PromptSession(output=self._output, history=InMemoryHistory())
+        asked = self._prompts(history=InMemoryHistory())
         try:
             answer = asked.prompt(FormattedText([("bold", f"{question} [y/N] ")]))
         except (KeyboardInterrupt, EOFError):
             return False
         return answer.strip().lower() in ("y", "yes")
+
+    def _prompts(self, **options: Any) -> PromptSession[str]:
+        """Returns a reader of lines; on a terminal without escape sequences one that writes none.
+
+        That is prompt_toolkit's for dumb terminals, which it takes if no output is given to it.
+        """
+        if takes_escapes(self._file):
+            return PromptSession(output=create_output(self._file), **options)
+        with create_app_session(output=PlainTextOutput(self._file)):
+            return PromptSession(**options)
 
     def _changed(self, _buffer: object) -> None:
         if not self._has_begun:
@@ -131,11 +148,14 @@ class LineInput:
         return self._session.default_buffer.text.startswith("/")
 
     def _history(self) -> History:
-        path = state_folder() / "history"
         try:
+            path = state_folder() / "history"
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))
             path.chmod(0o600)
+        except RuntimeError:
+            self.warning = "no input history: there is no home directory; set LMCHAT_HOME"
+            return InMemoryHistory()
         except OSError as error:
             self.warning = f"no input history: {error}"
             return InMemoryHistory()

@@ -22,6 +22,7 @@ from rich.text import Text
 
 from lmchat.errors import InvalidRequest
 
+from .escapes import takes_escapes
 from .layout import wrap
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
@@ -30,11 +31,6 @@ PASTE_OFF = "\x1b[?2004l"  # prompt_toolkit switches it on
 CLEAR_LINE, CLEAR_REST = "\x1b[K", "\x1b[J"
 FALLBACK = os.terminal_size((80, 24))
 ENDLESS = 1_000_000  # columns outside a terminal: lines are not wrapped
-
-
-def takes_escapes(file: TextIO) -> bool:
-    """Returns whether `file` is a terminal that takes escape sequences: $TERM says which do not."""
-    return file.isatty() and os.environ.get("TERM", "").lower() not in ("", "dumb", "unknown")
 
 
 class Screen:

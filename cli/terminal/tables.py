@@ -61,12 +61,23 @@ class ReportPrinter:
         self._console = Console() if sys.stdout.isatty() else None
 
     def print(self, part: str | Table) -> None:
-        """Prints a line of text, or a table."""
+        """Prints a line of text, or a table after its title, which no width of columns cuts."""
+        if isinstance(part, str):
+            self._line(part)
+            return
+        title, part.title = part.title, None
+        if title:
+            self._line(str(title), "table.title")
         if self._console is not None:
             self._console.print(part)
-            return
-        lines = [part] if isinstance(part, str) else [x.plain for x in lines_of(part, ENDLESS)]
-        print("\n".join(lines))
+        else:
+            print("\n".join(line.plain for line in lines_of(part, ENDLESS)))
+
+    def _line(self, text: str, style: str = "") -> None:
+        if self._console is not None:
+            self._console.print(Text(text, style=style), soft_wrap=True)
+        else:
+            print(text)
 
 
 def figures(title: str, *names: str) -> Table:

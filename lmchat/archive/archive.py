@@ -79,7 +79,9 @@ def write_archive(
     entries = _entries(record, pages or ())
     if not isinstance(file, str | os.PathLike):
         return write_zip(file, data, entries)
-    return replacing(Path(file).expanduser(), force, lambda file: write_zip(file, data, entries))
+    return replacing(
+        Path(os.path.expanduser(file)), force, lambda file: write_zip(file, data, entries)
+    )
 
 
 def read_archive(file: File, *, owner: str = "local", vocab_size: int | None = None) -> Archive:
@@ -120,7 +122,7 @@ def _opened(file: File) -> Iterator[IO[bytes]]:
     if not isinstance(file, str | os.PathLike):
         yield file
         return
-    path = Path(file).expanduser()
+    path = Path(os.path.expanduser(file))
     try:
         if path.exists() and not path.is_file():
             error = InvalidRequest(f"{path} is not a file, expected an archive of a session")

@@ -27,12 +27,33 @@ def data_dir() -> Path:
     user data, on Linux `$XDG_DATA_HOME` (if absolute) or `~/.local/share`.
 
     Raises:
-        StoreError: the directory cannot be created, or belongs to another user.
+        StoreError: the directory cannot be created, belongs to another user, or there is no home
+            directory for it.
+    """
+    folder = data_place()
+    try:
+        private_folder(folder)
+    except StoreError as error:
+        raise StoreError(
+            str(error) if "LMCHAT_HOME" in str(error) else f"{error}; set LMCHAT_HOME to another"
+        ) from error
+    return folder
+
+
+def data_place() -> Path:
+    """Returns where the user's data directory is, also where it does not exist yet.
+
+    Raises:
+        StoreError: there is no home directory for it.
     """
     given = os.environ.get("LMCHAT_HOME")
-    folder = Path(given).expanduser().absolute() if given else _platform_folder()
-    private_folder(folder)
-    return folder
+    try:
+        return Path(given).expanduser().absolute() if given else _platform_folder()
+    except RuntimeError as error:  # neither $HOME nor the list of users has one
+        raise StoreError(
+            f"user {os.geteuid()} has no home directory for stored sessions; set LMCHAT_HOME to a "
+            "folder"
+        ) from error
 
 
 def _platform_folder() -> Path:

@@ -13,7 +13,7 @@ import typer
 from assets import ROOT, asset
 from chat_models import CHATML, chat_model
 from checkpoints import tiny_tensors, write_tiny
-from command import lmchat
+from command import ENVIRONMENT, lmchat
 from typer.testing import CliRunner
 
 from lmchat import __version__ as lmchat_version
@@ -230,6 +230,33 @@ def test_info_describes_the_machine_and_reads_no_weights(tmp_path, stories):
     assert done.returncode == 0
     assert "260,032" in done.stdout
     assert "tokens in 1 GiB" in done.stdout
+
+
+def test_info_names_the_data_directory_and_cuts_no_path(tmp_path, stories):
+    folder = tmp_path / "a [bold]name[x] of many words that are longer than each of the lines of it"
+    folder.mkdir()
+    shutil.copy(f"{stories}/config.json", folder)
+    home = tmp_path / "stored here"
+    env = ENVIRONMENT | {"LMCHAT_HOME": str(home), "COLUMNS": "40"}
+    lines = lmchat("info", str(folder), env=env).stdout.splitlines()
+    assert str(folder) in lines
+    assert f"data directory   {home}" in lines
+    assert json.loads(lmchat("info", "--json", env=env).stdout)["data_directory"] == str(home)
+    assert not home.exists()  # it is named, not made
+
+
+@pytest.mark.parametrize("content", [b"# Notes\n", b"\x7fELF\xc0", b"[1, 2]"])
+def test_a_file_that_is_not_a_model_is_named_with_what_is_expected(tmp_path, content):
+    path = tmp_path / "notes.md"
+    path.write_bytes(content)
+    expected = "a folder with a config.json, a GGUF file or a config.json"
+    with pytest.raises(ModelError, match=f"notes.md is not a model, expected {expected}$"):
+        describe(path)
+    path.rename(tmp_path / "config.json")
+    with pytest.raises(
+        ModelError, match=r"config.json (is not valid JSON: |holds a list, expected)"
+    ):
+        describe(tmp_path / "config.json")
 
 
 def test_a_gguf_file_is_named_like_a_folder(tmp_path):

@@ -23,7 +23,7 @@ def test_columns_without_rows_print_nothing():
 @pytest.mark.parametrize("width", ["20", "200"])
 def test_a_report_outside_a_terminal_is_plain_and_not_wrapped(capsys, monkeypatch, width):
     monkeypatch.setenv("COLUMNS", width)
-    table = figures("times in ms", "turn", "a long head", "TTFT")
+    table = figures("times in ms of [a] long name", "turn", "a long head", "TTFT")
     table.columns[0].justify = "left"
     table.add_row("京都", "1.5", "10")
     table.add_row("x", "12.25", "")
@@ -32,7 +32,7 @@ def test_a_report_outside_a_terminal_is_plain_and_not_wrapped(capsys, monkeypatc
     printer.print(table)
     assert capsys.readouterr().out == (
         "a line that is longer than twenty columns\n"
-        "times in ms\n"
+        "times in ms of [a] long name\n"
         "turn  a long head  TTFT\n"
         "京都          1.5    10\n"
         "x           12.25\n"

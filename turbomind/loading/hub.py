@@ -36,7 +36,7 @@ def resolve(
     name = os.fspath(model) if isinstance(model, str | os.PathLike) else None
     if not isinstance(name, str) or not name:
         raise InvalidRequest(f"model is {model!r}, expected the path of a folder or a hub name")
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))  # as it is without a home directory
     if path.exists():
         if revision is not None:
             raise InvalidRequest(

@@ -284,13 +284,26 @@ def _open_checkpoint(path: Path, source: _Source, weights: bool) -> CheckpointFi
         return None  # a download that was interrupted
 
 
+def _config_at(path: Path) -> dict[str, Any]:
+    """Reads a config. What is neither named like one nor holds one is another file."""
+    try:
+        return read_json(path)
+    except ModelError as error:
+        if path.suffix == ".json":
+            raise
+        raise ModelError(
+            f"{path} is not a model, expected a folder with a config.json, a GGUF file or a "
+            "config.json"
+        ) from error
+
+
 def _read_config(path: Path, rope_length: int | None) -> _Source:
     config_path = path / "config.json" if path.is_dir() else path
     if not config_path.is_file():
         files = sorted(each.name for each in path.glob("*.gguf"))
         hint = f"; name a GGUF file in it, such as {files[0]}" if files else ""
         raise NotFound(f"{path} has no config.json{hint}")
-    config = read_json(config_path)
+    config = _config_at(config_path)
     family = family_of(config)
     description = family.describe(config, rope_length)
     values = family.text_fields(config)

@@ -561,3 +561,25 @@ def test_data_directory_is_where_the_variables_say(tmp_path, monkeypatch):
     assert data_directory.data_dir() == tmp_path / "user" / ".local" / "share" / "lmchat"
     monkeypatch.setenv("LMCHAT_HOME", "~/mine")
     assert data_directory.data_dir() == tmp_path / "user" / "mine"
+
+
+@pytest.mark.parametrize("given", [{}, {"LMCHAT_HOME": "~/x"}, {"XDG_DATA_HOME": "relative"}])
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch, given):
+    def unknown(_user):
+        raise KeyError("no entry in the list of users")
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    for name in ("HOME", "LMCHAT_HOME", "XDG_DATA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(StoreError, match=r"^user \d+ has no home directory .*; set LMCHAT_HOME to"):
+        data_directory.data_dir()
+
+
+def test_a_folder_that_cannot_be_used_is_named_with_the_variable(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("x")
+    monkeypatch.setenv("LMCHAT_HOME", str(tmp_path / "file" / "data"))
+    words = f"cannot use the folder {tmp_path}/file/data: File exists; set LMCHAT_HOME to"
+    with pytest.raises(StoreError, match=f"^{re.escape(words)} another$"):
+        data_directory.data_dir()
