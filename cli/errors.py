@@ -17,9 +17,10 @@ CLOSED_PIPE = 141  # 128 + SIGPIPE
 ONE_QUESTION = """With -p and piped input, the question is the text of -p, a blank line and
 the input without its trailing line ends. Nothing is read from a terminal.
 
---json prints one object: model, session, text, reasoning, token_ids, finish_reason, usage,
-timings, logprobs with --set logprobs=K, and error if there is one. If no answer was
-started, the object contains only error, with its type and message.
+--json prints one object: model, session (null: not stored), text, reasoning,
+token_ids, finish_reason, usage, timings, logprobs with --set logprobs=K, and error if
+there is one. If no answer was started, the object contains only error, with its type
+and message.
 
 \b
 Exit codes:

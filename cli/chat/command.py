@@ -139,9 +139,9 @@ def command(
     With -p or piped input, the command answers once: the answer goes to stdout, everything else to
     stderr. Settings such as --temperature then apply to this answer only, and so does --think when
     the session exists; in a chat they become the session's. A model without a chat template
-    continues the given text.
+    continues the given text. The answer is stored only with --session or --continue.
 
-    Sessions are stored: --session and --continue resume one, also after a crash, and only KV cache
+    Chats are stored: --session and --continue resume one, also after a crash, and only KV cache
     that is not on disk is computed again. lmchat sessions lists them; --no-store stores nothing.
 
     With --url the model and the sessions are those of a server, and this process loads none. If the
@@ -188,6 +188,9 @@ def command(
         raise InvalidRequest(
             "neither stdout nor stderr is a terminal, expected one to chat in, or -p TEXT"
         )
+    is_stored = not private and (question is None or latest or session is not None)
+    if not is_stored:
+        one_answer.check_unstored(disk_quota, *((history, overflow) if server else ()))
     remote = None
     if server is not None:
         remote, is_memo = server.connect(), False
@@ -204,7 +207,7 @@ def command(
         asked |= {"history": history, "overflow": overflow or (None if chosen.found else OVERFLOW)}
     answer_alone = question is not None and chosen.found
     own_think = None if answer_alone else think
-    start = _Start(chosen.model, engine, chosen, private, asked, own_think, server, remote)
+    start = _Start(chosen.model, engine, chosen, not is_stored, asked, own_think, server, remote)
     if question is None:
         raise typer.Exit(_chat(start, about, plain))
     with start.engine() as opened:
@@ -212,16 +215,24 @@ def command(
             print(dim(about), file=sys.stderr, flush=True)
         if chosen.note:
             note(chosen.note)
-        found = start.session(opened)
-        own = thinking_variables(opened, think) if answer_alone and think is not None else None
+        alone = remote is not None and not is_stored
+        found = one_answer.Unstored(opened, system) if alone else start.session(opened)
+        its_own = (answer_alone or alone) and think is not None
+        own = thinking_variables(opened, bool(think)) if its_own else None
         try:
             raise typer.Exit(
                 one_answer.run(
-                    opened, found, question, settings=settings, variables=own, as_json=as_json
+                    opened,
+                    found,
+                    question,
+                    settings=settings,
+                    variables=own,
+                    as_json=as_json,
+                    stored=is_stored,
                 )
             )
         finally:
-            if chosen.name is None:
+            if chosen.name is None and not isinstance(found, one_answer.Unstored):
                 drop_if_empty(found)
 
 

@@ -30,7 +30,7 @@ from .reply_status import usage_line
 
 if TYPE_CHECKING:
     import lmchat
-    from lmchat.generation.generation import Delta, Progress, Reply
+    from lmchat.generation.generation import Delta, Progress, Reply, ReplyStream
 
 RETRY = 0.01  # seconds between attempts to stop a reply that has not started yet
 
@@ -60,18 +60,78 @@ def question(given: str | None) -> str | None:
     return "\n\n".join(parts)
 
 
+def check_unstored(
+    disk_quota: str | None, history: str | None = None, overflow: str | None = None
+) -> None:
+    """Refuses options that only a stored session has.
+
+    Args:
+        disk_quota: --disk-quota.
+        history: --history, of a session of a server.
+        overflow: --overflow, of a session of a server.
+    """
+    given = {"disk-quota": disk_quota, "history": history, "overflow": overflow}
+    for name, value in given.items():
+        if value:
+            raise InvalidRequest(
+                f"--{name} is given, but this answer is not stored, expected --session NAME or "
+                "--continue too"
+            )
+
+
+class Unstored:
+    """A question to a server's engine, without a session there.
+
+    It has those names of a session that `run` uses.
+
+    Args:
+        engine: The engine.
+        system: The system prompt; None: none.
+    """
+
+    name = ""
+
+    def __init__(self, engine: lmchat.ChatEngine, system: str | None) -> None:
+        self._engine = engine
+        self._before = [] if system is None else [{"role": "system", "content": system}]
+        self._stream: ReplyStream | None = None
+
+    @property
+    def length(self) -> int:
+        """Length of the question and its answer, in tokens."""
+        reply = self._stream.reply if self._stream else None
+        return reply.usage.prompt_tokens + reply.usage.completion_tokens if reply else 0
+
+    def stream(
+        self, text: str, *, template_variables: Mapping[str, Any] | None, **settings: Any
+    ) -> ReplyStream:
+        """Asks the question and returns the stream of its answer."""
+        self._stream = self._engine.chat(
+            [*self._before, {"role": "user", "content": text}],
+            stream=True,
+            template_variables=template_variables,
+            **settings,
+        )
+        return self._stream
+
+    def stop(self) -> Reply | None:
+        """Stops the answer and returns it; None before it has begun."""
+        return self._stream.stop() if self._stream else None
+
+
 def run(
     engine: lmchat.ChatEngine,
-    session: lmchat.Session,
+    session: lmchat.Session | Unstored,
     prompt: str,
     *,
     settings: Mapping[str, Any] | None = None,
     variables: Mapping[str, Any] | None = None,
     as_json: bool,
+    stored: bool = True,
 ) -> int:
     """Answers one question on stdout. Everything else goes to stderr.
 
-    Ctrl-C stops the answer, which stays in the session. Errors before the first token raise.
+    Ctrl-C stops the answer, which stays in a stored session. Errors before the first token raise.
 
     Args:
         engine: The engine of the session.
@@ -80,6 +140,7 @@ def run(
         settings: Generation settings of this answer only.
         variables: Template variables of this answer only.
         as_json: Print one JSON object at the end instead of streaming the text.
+        stored: The session is stored, so that its name means something after the end.
 
     Returns:
         The exit code.
@@ -91,7 +152,7 @@ def run(
                 for part in stream.events():
                     screen.show(part)
                 reply = stream.result()
-            screen.end(reply, json_object(engine, session, reply))
+            screen.end(reply, json_object(engine, session.name if stored else None, reply))
     except BrokenPipeError:
         drop_output()
         return CLOSED_PIPE
@@ -114,11 +175,17 @@ def run(
     return {"error": FAILED, "cancelled": INTERRUPTED}.get(reply.finish_reason, 0)
 
 
-def json_object(engine: lmchat.ChatEngine, session: lmchat.Session, reply: Reply) -> dict[str, Any]:
-    """Returns a reply as `--json` prints it; the names are those of the Python API."""
+def json_object(engine: lmchat.ChatEngine, session: str | None, reply: Reply) -> dict[str, Any]:
+    """Returns a reply as `--json` prints it; the names are those of the Python API.
+
+    Args:
+        engine: The engine.
+        session: Name of the session; None: the reply is not stored.
+        reply: The reply.
+    """
     found: dict[str, Any] = {
         "model": engine.model,
-        "session": session.name,
+        "session": session,
         "text": reply.text,
         "reasoning": reply.reasoning,
         "token_ids": reply.token_ids,

@@ -472,12 +472,13 @@ def test_without_a_store_nothing_is_written(start, data_dir, tmp_path):
 
 def test_an_unusable_store_is_a_clear_error(start, data_dir, script, model):
     data_dir.write_text("no folder")
-    done = script(model, "-p", "hello", "--max-new-tokens", "4")
+    done = script(model, "-p", "hello", "--session", "trip", "--max-new-tokens", "4")
     assert done.returncode == 1
     assert done.stderr.startswith("lmchat: ")
     assert done.stderr.endswith("; --no-store chats without storing anything\n")
     assert done.stderr.count("\n") == 1
-    assert script(model, "-p", "hello", "--max-new-tokens", "4", "--no-store").returncode == 0
+    for options in ([], ["--session", "trip", "--no-store"]):  # both store nothing
+        assert script(model, "-p", "hello", "--max-new-tokens", "4", *options).returncode == 0
     with start("--no-store", "--max-new-tokens", "4") as terminal:
         user = ChatUser(terminal)
         user.type("hello", "TTFT")

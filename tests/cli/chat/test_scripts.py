@@ -44,6 +44,29 @@ def test_a_script_reports_the_session_that_continue_chose(script, model):
     assert done.stderr.startswith("lmchat: no session used memo; chat-1, the most recent one, ")
 
 
+def test_an_answer_is_stored_only_in_a_session_that_is_named(script, model, data_dir):
+    short = ["--max-new-tokens", "4", "--json"]
+    done = script(model, "-p", "x", "--system", "Be kind.", *short)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["session"] is None
+    assert not data_dir.exists()
+    done = script(model, "-p", "x", "--disk-quota", "1GiB", *short)
+    assert done.returncode == 2
+    assert "--disk-quota is given, but this answer is not stored, expected --session" in done.stderr
+    named = json.loads(script(model, "-p", "x", "--session", "trip", *short).stdout)
+    before = sorted(data_dir.rglob("*"))
+    alone = json.loads(script(model, "-p", "x", *short).stdout)
+    assert alone["token_ids"] == named["token_ids"]
+    assert named["session"] == "trip"
+    assert sorted(data_dir.rglob("*")) == before
+    assert stored_session(data_dir, "trip")
+    again = json.loads(script(model, "-p", "y", "--continue", *short).stdout)
+    assert again["session"] == "trip"
+    store = SqliteStore(data_dir)
+    assert [one.name for one in store.summaries()] == ["trip"]
+    store.close()
+
+
 def test_the_bundled_model_is_stored_by_its_name(script, data_dir):
     short = ["--session", "trip", "--max-new-tokens", "4"]
     assert script("-p", "x", *short).returncode == 0

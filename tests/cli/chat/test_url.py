@@ -14,7 +14,8 @@ from terminal import Terminal
 
 from lmchat.server import ServerConfig
 
-GREEDY = ["--temperature", "0", "--max-new-tokens", "12"]
+LENGTH = ["--max-new-tokens", "12"]
+GREEDY = ["--temperature", "0", *LENGTH]
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +40,40 @@ def test_one_answer_is_that_of_an_engine_here(server, model):
     found = json.loads(ask(server, "-p", "hello", "--json", *GREEDY).stdout)
     assert found["text"] + "\n" == there.stdout
     assert found["usage"]["completion_tokens"] == 12
+
+
+def test_an_answer_leaves_nothing_on_the_server(server, model):
+    engine = server.engine.sync
+    before = [one.name for one in engine.sessions(hidden=True)]
+    asked = ["-p", "hello", "--json", "--system", "Be kind.", "--seed", "7", "--temperature", "1"]
+    one, two = (
+        json.loads(done.stdout)
+        for done in (lmchat("chat", model, *asked, *LENGTH), ask(server, *asked, *LENGTH))
+    )
+    assert one["token_ids"] == two["token_ids"]
+    assert one["session"] is two["session"] is None
+    assert one["usage"]["prompt_tokens"] == two["usage"]["prompt_tokens"]
+    assert [one.name for one in engine.sessions(hidden=True)] == before
+    for option, value in (("--history", "append"), ("--overflow", "drop")):
+        refused = ask(server, "-p", "x", option, value)
+        assert refused.returncode == 2
+        assert f"{option} is given, but this answer is not stored, expected" in refused.stderr
+    assert ask(server, "-p", "x", "--no-think").returncode == 2  # the template has no switch
+
+
+def test_ctrl_c_stops_an_answer_that_is_not_stored(server):
+    engine = server.engine.sync
+    before = [one.name for one in engine.sessions(hidden=True)]
+    process = subprocess.Popen(
+        [*LMCHAT, "chat", "--url", server.url, "-p", "go on", "--set", "ignore_eos=on"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT,
+    )  # fmt: skip
+    assert process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    process.communicate()
+    assert process.returncode == 130
+    assert engine.queue_stats().running == 0
+    assert [one.name for one in engine.sessions(hidden=True)] == before
 
 
 def test_a_session_goes_on_and_the_last_one_continues(server):
