@@ -100,6 +100,8 @@ class ScriptedSession:
     template_variables: ClassVar[dict[str, Any]] = {}
     name, owner, system, history = "chat-1", "local", None, "append"
     title, tags, pinned = "", (), False
+    overflow = "refuse"
+    dropped = ()
     state = State.IDLE
 
     def __init__(self, file: Path) -> None:
