@@ -17,8 +17,8 @@ from lmchat.errors import ContextFull, Error, InvalidRequest, NotFound, Overload
 from lmchat.generation.generation import Generation
 from lmchat.public_text import public_message, public_notice
 from lmchat.server.errors import HttpError, log_failure
+from lmchat.server.forecasts import forecasts_by_id
 from lmchat.server.session_limit import SessionLimit
-from lmchat.sessions.forecasts import forecasts_by_id
 from lmchat.sessions.session import Session
 
 from .form import NEW, change, values_of

@@ -110,7 +110,6 @@ class ScriptedSession:
         self._stop = threading.Event()
         self.running = False
         self.turns: tuple[Turn, ...] = ()
-        self.dropped: tuple[Turn, ...] = ()
         self.length = 0
         self.unanswered: str | None = None
         self.notices: tuple[str, ...] = ()

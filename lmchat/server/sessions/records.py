@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 from lmchat.engine import ChatEngine
 from lmchat.errors import NotFound
 from lmchat.server.errors import HttpError
+from lmchat.server.forecasts import forecasts_by_id
 from lmchat.server.http.body import JsonRoute
 from lmchat.server.http.json_answer import json_answer
 from lmchat.server.http.parameters import Details, Number, Text, TokenIds
@@ -19,7 +20,6 @@ from lmchat.server.sessions import views
 from lmchat.server.sessions.access import Opened, in_thread
 from lmchat.server.sessions.bodies import CreateBody, Properties
 from lmchat.server.state import owner_of, state_of
-from lmchat.sessions.forecasts import forecasts_by_id
 from lmchat.sessions.session import Session
 from turbomind.shown import shown
 

@@ -6,7 +6,7 @@ import pytest
 from chat_models import chat_model
 
 import lmchat
-from lmchat.sessions.forecasts import forecasts_by_id
+from lmchat.server.forecasts import forecasts_by_id
 from lmchat.sessions.session_writer import Change
 from turbomind import Residence
 
