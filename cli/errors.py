@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from typing import TextIO
 
 from turbomind.errors import Error, InvalidRequest, ModelError, NotFound
 from turbomind.shown import printable
@@ -44,7 +45,14 @@ def error_object(error: Error) -> dict[str, str]:
 
 
 def open_missing_files() -> None:
-    """Opens the null device as stdout or stderr where the parent process closed them."""
+    """Opens the null device as stdout or stderr where the parent process closed them.
+
+    The descriptors are opened too: a file that got number 2 would have the messages of libraries
+    and of child processes written into it.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for the whole process
@@ -57,16 +65,23 @@ def replace_undecodable() -> None:
             file.reconfigure(errors="replace")
 
 
-def drop_output() -> None:
-    """Redirects a closed stdout to the null device, since the interpreter flushes it at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def drop_output(file: TextIO | None = None) -> None:
+    """Redirects a closed stdout to the null device, since the interpreter flushes it at exit.
+
+    Args:
+        file: another stream than stdout.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), (file or sys.stdout).fileno())
 
 
 def note(text: object) -> None:
     """Prints a line for the user on stderr.
 
     What a file, a template or a server has put into a message does not reach the terminal as an
-    escape sequence.
+    escape sequence. A line that cannot be written is dropped.
     """
     lines = [printable(line) for line in str(text).expandtabs().split("\n")]
-    print("lmchat: " + "\n".join(lines), file=sys.stderr, flush=True)
+    try:
+        print("lmchat: " + "\n".join(lines), file=sys.stderr, flush=True)
+    except OSError:
+        drop_output(sys.stderr)

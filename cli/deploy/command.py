@@ -13,6 +13,7 @@ import typer
 import typer.core
 
 from ..options import Json
+from ..output import drop_unread_output
 from ..serve.command import Serving, checked
 from ..serve.options import example
 from ..web import check_page, usage
@@ -162,6 +163,7 @@ def _run(serving: Serving, found: list[Place], arguments: list[str], web: bool) 
     from .proxy import program
     from .registry import claimed
 
+    drop_unread_output()
     haproxy, config = program(), serving.config
     key = next(iter(config.keys), None)
     with claimed() as folder, tcp_socket(serving.host, serving.port) as bound:

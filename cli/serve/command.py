@@ -22,6 +22,7 @@ from lmchat.errors import InvalidRequest
 
 from ..errors import INTERRUPTED, note
 from ..options import DiskQuota, Model, with_engine_options
+from ..output import drop_unread_output
 from .options import Usage, config_of, engine_options, example, log_level
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Serving:
         """Serves until a signal."""
         from lmchat.server.logs import logged
 
+        drop_unread_output()
         _allow_files(self.config.limits.connections)
         # With the default of 5 ms, the event loop waits that long for each busy thread.
         sys.setswitchinterval(0.001)
