@@ -21,6 +21,7 @@ from lmchat.server.config import ServerConfig
 from lmchat.server.http.guard import Guard
 from lmchat.server.http.notify import READY, notify, report_alive
 from lmchat.server.http.protocol import Connections, HttpProtocol
+from lmchat.server.http.sockets import keep_listening
 from lmchat.server.metrics import queue_of
 from lmchat.server.retries.entries import Entries
 from lmchat.server.state import ServerState
@@ -112,7 +113,7 @@ class Server:
                 return_large_buffers()
                 ready()
                 notify(READY)
-            alive = asyncio.ensure_future(report_alive())
+            beside = [asyncio.ensure_future(work) for work in (report_alive(), self._stay())]
             ending = asyncio.ensure_future(self._ending.wait())
             await asyncio.wait({serving, ending}, return_when=asyncio.FIRST_COMPLETED)
             ending.cancel()
@@ -120,9 +121,30 @@ class Server:
                 await self._drain()
             self._state.part(Entries).flush()  # before the store is closed
             await self._engine.close()
-            alive.cancel()
+            for task in beside:
+                task.cancel()
             self._uvicorn.should_exit = True
             await serving
+
+    async def _stay(self) -> None:
+        """Keeps a Unix socket at its path."""
+        if self._bound.family != socket.AF_UNIX:
+            return
+
+        async def listen(bound: socket.socket) -> None:
+            config, uvicorn = self._uvicorn.config, self._uvicorn
+            protocol = functools.partial(
+                cast(Any, config.http_protocol_class),
+                config=config,
+                server_state=uvicorn.server_state,
+                app_state=uvicorn.lifespan.state,
+            )
+            loop = asyncio.get_running_loop()
+            server = await loop.create_server(protocol, sock=bound, backlog=config.backlog)
+            uvicorn.servers.append(server)
+            log.warning("the socket %s was removed: made again", self._bound.getsockname())
+
+        await keep_listening(self._bound.getsockname(), listen)
 
     async def _drain(self) -> None:
         """Waits for running generations, at most `drain_seconds`."""

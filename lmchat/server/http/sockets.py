@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import ipaddress
 import os
 import socket
 import stat
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from lmchat.errors import InvalidRequest
 
 BACKLOG = 512
+LOOK_SECONDS = 1.0
+"""Time between two looks whether the file of a socket is in its place."""
 
 
 def tcp_socket(host: str, port: int) -> socket.socket:
@@ -99,6 +103,24 @@ def _remove_stale(path: Path) -> None:
                 path.unlink()
                 return
         raise InvalidRequest(f"a server listens on {path}, expected a free path")
+
+
+async def keep_listening(
+    path: str | os.PathLike[str], listen: Callable[[socket.socket], Awaitable[object]]
+) -> NoReturn:
+    """Listens at the path of a Unix socket whenever nothing is there, until it is cancelled.
+
+    Cleaners of temporary files remove sockets that are in use.
+
+    Args:
+        path: the path.
+        listen: makes a bound socket listen.
+    """
+    while True:
+        if not os.path.lexists(path):
+            with contextlib.suppress(OSError, InvalidRequest):  # the folder is gone, too
+                await listen(unix_socket(Path(path)))
+        await asyncio.sleep(LOOK_SECONDS)
 
 
 def is_loopback(host: str) -> bool:
