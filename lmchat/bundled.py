@@ -48,7 +48,16 @@ def find_model(model: str | os.PathLike[str] | None) -> str | os.PathLike[str]:
 
 
 def name_of(model: str | os.PathLike[str] | None) -> str:
-    """Returns the name of a model in lists: a folder's absolute path, or the name itself."""
+    """Returns the name of a model in lists: a folder's absolute path, or the name itself.
+
+    The last part of a path stays as it was typed, also where it is a link: a link such as "current"
+    keeps its name when it is switched to another folder.
+    """
     if model is None or (model == NAME and not Path(NAME).is_dir()):
         return NAME
-    return str(Path(model).resolve()) if Path(model).exists() else str(model)
+    path = Path(model)
+    if not path.exists():
+        return str(model)
+    if path.name in ("", ".."):
+        return str(path.resolve())
+    return str(path.parent.resolve() / path.name)

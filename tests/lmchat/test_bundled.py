@@ -269,3 +269,22 @@ def test_info_and_bench_know_its_name():
     done = quick("bench", "turns", "memo", *small, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["model"] == str(bundled.FOLDER)
+
+
+def test_the_name_of_a_model_ends_as_it_was_typed(tmp_path, monkeypatch):
+    """A link that is switched to another folder keeps its name."""
+    for version in ("v1", "v2"):
+        (tmp_path / "models" / version).mkdir(parents=True)
+    (tmp_path / "link").symlink_to("models")
+    current = tmp_path / "models" / "current"
+    monkeypatch.chdir(tmp_path)
+    for version in ("v1", "v2"):
+        current.unlink(missing_ok=True)
+        current.symlink_to(version)
+        for typed in ("models/current", "./link/current/", str(current), current):
+            assert bundled.name_of(typed) == str(current)
+    monkeypatch.chdir(current)
+    assert bundled.name_of(".") == str(tmp_path / "models" / "v2")
+    assert bundled.name_of("..") == str(tmp_path / "models")
+    assert bundled.name_of("Org/Model") == "Org/Model"
+    assert bundled.name_of(None) == "memo"
