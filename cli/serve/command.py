@@ -24,6 +24,7 @@ from ..errors import INTERRUPTED, note
 from ..options import DiskQuota, Model, with_engine_options
 from ..output import drop_unread_output
 from .options import Usage, config_of, engine_options, example, log_level
+from .replica import check_weights
 
 if TYPE_CHECKING:
     from lmchat import AsyncChatEngine
@@ -81,6 +82,7 @@ class Serving:
 
         apps = tuple(mounts(engine, self.config))
         await loading
+        check_weights(engine.model, engine.sync.core.fingerprint)
         app = create_app(engine, self.config, mounts=apps)
         url = f"unix:{self.uds}" if self.uds is not None else url_of(bound)
 

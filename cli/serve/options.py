@@ -16,6 +16,8 @@ from lmchat.server.http.keys import collect
 from lmchat.server.http.sockets import is_loopback
 from turbomind.machine import parse_bytes
 
+from .replica import with_launcher_key
+
 Usage = Callable[[str, "Path | None", str, bool], str]
 """Returns how the server is used, from its URL, its Unix socket, the model's name for clients, and
 whether a key is needed."""
@@ -49,7 +51,7 @@ def config_of(
     Raises:
         InvalidRequest: an option is out of range, or other machines would be served without a key.
     """
-    keys = collect(api_key, api_keys)
+    keys = with_launcher_key(collect(api_key, api_keys))
     if host is not None and not is_loopback(host) and not keys and not insecure:
         raise InvalidRequest(
             f"--host is {host!r}, which other machines can reach, and there is no API key: set "
