@@ -284,7 +284,7 @@ def drains(table: Table, quick: bool) -> None:
     with running(3) as (deployment, client):
         keys = [{"x-session-id": f"session {n}"} for n in range(count)]
         before = [replica_of(deployment, client, key) for key in keys]
-        asyncio.run(proxy.drain(deployment.folder, 1))
+        asyncio.run(proxy.drain(proxy.admin_of(deployment.folder), 1))
         after = [replica_of(deployment, client, key) for key in keys]
     table.equal(2, "sessions of a draining replica that stayed there", after.count(1), 0)
     others = [(old, new) for old, new in zip(before, after, strict=True) if old != 1]

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import typer.core
 
+from lmchat.errors import InvalidRequest
+
 from ..options import Json
 from ..output import drop_unread_output
 from ..serve.command import Serving, checked
@@ -91,6 +93,10 @@ def start(
     web: Annotated[
         bool, typer.Option("--web", help="Also serve the chat page of lmchat web.")
     ] = False,
+    start_seconds: Annotated[
+        float,
+        typer.Option(help="Time in which a replica has to be ready, or it is started again."),
+    ] = 3600.0,
     print_: Annotated[
         Printed | None,
         typer.Option(
@@ -121,15 +127,18 @@ def start(
     serving = checked(**options, uds=None, api_key=None)
     if web:
         check_page(serving.host, serving.config.keys)
+    if not start_seconds > 0:
+        raise InvalidRequest(f"--start-seconds is {start_seconds}, expected more than 0")
     found = places(replicas, serving.model, serving.options)
     arguments = ["web" if web else "serve", *_given(context)]
     if print_ is None:
-        _run(serving, found, arguments, web)
+        _run(serving, found, arguments, web, start_seconds)
     else:
         from .printed import printed
 
-        address = (serving.host, serving.port)
-        typer.echo(printed(print_.value, found, arguments, *address, serving.config, web))
+        address, config = (serving.host, serving.port), serving.config
+        text = printed(print_.value, found, arguments, *address, config, web, start_seconds)
+        typer.echo(text)
 
 
 def _given(context: typer.Context) -> list[str]:
@@ -150,7 +159,9 @@ def _given(context: typer.Context) -> list[str]:
     return words
 
 
-def _run(serving: Serving, found: list[Place], arguments: list[str], web: bool) -> None:
+def _run(
+    serving: Serving, found: list[Place], arguments: list[str], web: bool, start_seconds: float
+) -> None:
     """Serves until a signal."""
     import asyncio
     import os
@@ -159,35 +170,25 @@ def _run(serving: Serving, found: list[Place], arguments: list[str], web: bool) 
     from lmchat.bundled import name_of
     from lmchat.server.http.sockets import tcp_socket, url_of
 
-    from .launcher import Launcher, Replica
+    from .launcher import Common, Launcher, Replica
     from .proxy import program
     from .registry import claimed
 
     drop_unread_output()
     haproxy, config = program(), serving.config
-    key = next(iter(config.keys), None)
-    with claimed() as folder, tcp_socket(serving.host, serving.port) as bound:
+    with claimed() as claim, tcp_socket(serving.host, serving.port) as bound:
         name = config.model_name or PurePath(name_of(serving.model)).name
         url = url_of(bound)
         about = {"pid": os.getpid(), "url": url, "model": name}
+        common = Common(claim.folder, arguments, start_seconds)
 
         def opened() -> None:
             first = (usage if web else example)(url, None, name, bool(config.keys))
             print(f"lmchat serves {name} at {url}", first, sep="\n", flush=True)
 
-        asyncio.run(
-            Launcher(
-                folder,
-                haproxy,
-                bound,
-                [
-                    Replica(number, folder, arguments, place, key)
-                    for number, place in enumerate(found, start=1)
-                ],
-                config,
-                web,
-            ).run(about, opened)
-        )
+        replicas = [Replica(number, common, place) for number, place in enumerate(found, start=1)]
+        launcher = Launcher(claim, haproxy, bound, replicas, common, config, web)
+        asyncio.run(launcher.run(about, opened))
 
 
 @app.command("status")
@@ -270,4 +271,5 @@ def stop(
     """
     from .registry import stop as ask
 
-    ask(now)
+    for step in ask(now):
+        print(step, flush=True)

@@ -8,24 +8,53 @@ import functools
 import json
 import os
 import re
+import secrets
 import signal
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
 
-from lmchat.errors import Error, InvalidRequest
+from lmchat.errors import Error, InternalError, InvalidRequest
 from lmchat.server.config import ServerConfig
+from lmchat.server.http.sockets import BACKLOG, keep_listening, unix_socket
 
+from ..errors import note
+from ..serve.replica import environment
+from .liveness import within
 from .placement import LAST_SECONDS, Place
-from .process import Process
-from .proxy import check, configuration, drain, resume, socket_of, wait_until_up
-from .registry import CONTROL
+from .process import CHECK_SECONDS, Process
+from .proxy import admin_of, check, configuration, drain, resume, socket_of, wait_until_up
+from .registry import CONTROL, Claim
 
 _PATIENCE = 5.0  # seconds for one check, and for the proxy's last bytes
+_REPORT_SECONDS = 2.0  # for a replica's part of the status
+_UP_SECONDS = 60.0  # until the proxy has found a new process
+_LOOK_SECONDS = 1.0  # between two looks at the folder
+_PROXY_TRIES = 3  # before it was ever ready
 _RUNNING = re.compile(r"^lmchat:num_requests_running\{.*\} (\S+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Common:
+    """What all replicas have in common.
+
+    Attributes:
+        folder: the launcher's private folder.
+        arguments: their command line after `lmchat`.
+        key: the launcher's API key.
+        weights: the descriptor of a file with the fingerprint of their weights.
+        start_seconds: time in which one has to be ready.
+    """
+
+    folder: Path
+    arguments: Sequence[str]
+    start_seconds: float
+    key: str = field(default_factory=lambda: secrets.token_hex(32))
+    weights: int = field(default_factory=lambda: os.memfd_create("weights"))
 
 
 class Replica:
@@ -33,36 +62,39 @@ class Replica:
 
     Args:
         number: its number, from 1.
-        folder: the launcher's private folder.
-        arguments: its command line after `lmchat`.
+        common: what all replicas have in common.
         place: what it computes on.
-        key: an API key, if one is needed.
     """
 
-    def __init__(
-        self, number: int, folder: Path, arguments: Sequence[str], place: Place, key: str | None
-    ) -> None:
-        path = socket_of(folder, number)
+    def __init__(self, number: int, common: Common, place: Place) -> None:
+        path = socket_of(common.folder, number)
         self.process = Process(
             f"replica {number}",
-            [*place.command(arguments), f"--uds={path}"],
+            [*place.command(common.arguments), f"--uds={path}"],
             self._check,
             cpus=place.cpus,
-            environment={**os.environ, **place.environment},
+            environment={
+                **os.environ,
+                **place.environment,
+                **environment(common.key, common.weights),
+            },
+            descriptors=[common.weights],
+            start_seconds=common.start_seconds,
         )
         self._number, self._place = number, place
         self._client = httpx.AsyncClient(
             transport=httpx.AsyncHTTPTransport(uds=path),
             base_url="http://localhost",
-            headers={"Authorization": f"Bearer {key}"} if key else {},
+            headers={"Authorization": f"Bearer {common.key}"},
             timeout=_PATIENCE,
         )
 
     async def report(self) -> dict[str, Any]:
         """Returns the replica's part of the status. `running` is null while it does not answer."""
         running = None
-        with contextlib.suppress(httpx.HTTPError):
-            found = _RUNNING.search((await self._client.get("/metrics")).text)
+        with contextlib.suppress(httpx.HTTPError, TimeoutError):
+            answer = await within(_REPORT_SECONDS, self._client.get("/metrics"))
+            found = _RUNNING.search(answer.text)
             running = int(float(found[1])) if found else None
         return {
             "replica": self._number,
@@ -83,35 +115,51 @@ class Launcher:
     """One deployment, from its start to its end.
 
     Args:
-        folder: its private folder.
+        claim: its hold on the data directory.
         haproxy: the program.
         bound: the bound socket of its address.
         replicas: its replicas.
+        common: what they have in common.
         config: the configuration of each replica.
         web: whether they serve the chat page.
     """
 
     def __init__(
         self,
-        folder: Path,
+        claim: Claim,
         haproxy: str,
         bound: socket.socket,
         replicas: Sequence[Replica],
+        common: Common,
         config: ServerConfig,
         web: bool,
     ) -> None:
-        self._folder, self._bound, self._replicas = folder, bound, replicas
+        self._claim, self._bound, self._replicas, self._common = claim, bound, replicas, common
         self._drain_seconds = config.drain_seconds
-        file = folder / "haproxy.cfg"
+        # Commands for HAProxy go to a socket that it inherits. The path to its open file works also
+        # where the file's name was removed.
+        self._commands = unix_socket(Path(admin_of(claim.folder)))
+        self._commands.listen(BACKLOG)
+        self._admin = f"/proc/self/fd/{os.open(admin_of(claim.folder), os.O_PATH)}"
         address, port = f"fd@{bound.fileno()}", bound.getsockname()[1]
-        file.write_text(configuration(folder, len(replicas), address, port, config, web))
+        commands = f"fd@{self._commands.fileno()}"
+        text = configuration(
+            claim.folder, len(replicas), address, port, config, web, admin=commands
+        )
+        file = claim.folder / "haproxy.cfg"
+
+        def prepare() -> None:
+            claim.restore()
+            file.write_text(text)
+
         # SIGUSR1: it takes no more connections, and ends with its last one.
         self._proxy = Process(
             "the proxy",
             [haproxy, "-db", "-q", "-f", str(file)],
-            functools.partial(check, folder),
+            functools.partial(check, self._admin),
             last_signal=signal.SIGUSR1,
-            descriptors=[bound.fileno()],
+            descriptors=[bound.fileno(), self._commands.fileno()],
+            prepare=prepare,
         )
         self._stopping = asyncio.Event()
         self._restarting = asyncio.Lock()
@@ -124,31 +172,17 @@ class Launcher:
             opened: called once requests are accepted.
 
         Raises:
-            InternalError: a process ended before it was ready.
+            InternalError: each replica, or the proxy, ended before one was ready.
         """
-
-        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            verb, *words = (await reader.readline()).decode().split()
-            if verb == "stop":
-                self._stop()
-                if words:
-                    self._stop()
-                return  # the connection stays open until the launcher ends
-            if verb == "restart":
-                await self._restart(list(map(int, words)), writer)
-            else:
-                parts = await asyncio.gather(*(replica.report() for replica in self._replicas))
-                writer.write(json.dumps(about | {"replicas": parts}).encode())
-            writer.close()
-
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._stop)
-        server = await asyncio.start_unix_server(answer, self._folder / CONTROL)
+        control = asyncio.ensure_future(self._listen(about))
         tasks = [
             asyncio.ensure_future(work)
             for work in (
                 self._stopping.wait(),
                 self._open(opened),
+                self._restore(),
                 *(replica.process.supervise() for replica in self._replicas),
             )
         ]
@@ -157,9 +191,50 @@ class Launcher:
             task.cancel()
         await asyncio.wait(tasks)
         await self._end()
-        server.close()
+        control.cancel()
         for task in done:
             task.result()
+
+    async def _listen(self, about: dict[str, Any]) -> None:
+        """Answers requests to the launcher, until it is cancelled."""
+        servers = []
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(ValueError, OSError):  # a client that leaves before the end
+                verb, *words = (await reader.readline()).decode().split()
+                if verb == "stop":
+                    self._stop()
+                    if words:
+                        self._stop()
+                    return  # the connection stays open until the launcher ends
+                if verb == "restart":
+                    await self._restart(list(map(int, words)), writer)
+                else:
+                    parts = await asyncio.gather(*(one.report() for one in self._replicas))
+                    writer.write(json.dumps(about | {"replicas": parts}).encode())
+            writer.close()
+
+        async def listen(bound: socket.socket) -> None:
+            servers.append(await asyncio.start_unix_server(answer, sock=bound))
+
+        try:
+            await keep_listening(self._claim.folder / CONTROL, listen)
+        finally:
+            for server in servers:
+                server.close()
+
+    async def _restore(self) -> NoReturn:
+        """Makes files again that cleaners of temporary files remove."""
+        last = ""
+        while True:
+            try:
+                self._claim.restore()
+                last = ""
+            except (Error, OSError) as error:
+                if str(error) != last:
+                    note(f"files of the deployment are gone and cannot be made again: {error}")
+                last = str(error)
+            await asyncio.sleep(_LOOK_SECONDS)
 
     async def _restart(self, numbers: list[int], writer: asyncio.StreamWriter) -> None:
         """Restarts replicas, all without numbers, one after the other. Writes a line of JSON for
@@ -175,6 +250,7 @@ class Launcher:
             if self._restarting.locked() or not self._proxy.was_ready.is_set():
                 raise InvalidRequest("the deployment starts or restarts, expected it to be ready")
             async with self._restarting:
+                os.ftruncate(self._common.weights, 0)  # the new processes may have others
                 if count == 1:
                     tell(step="there is one replica: requests get 503 until it is ready again")
                 for number in numbers or range(1, count + 1):
@@ -185,35 +261,49 @@ class Launcher:
 
     async def _restart_one(self, number: int, tell: Callable[..., None]) -> None:
         tell(step=f"replica {number}: draining for at most {self._drain_seconds:g} s")
-        await drain(self._folder, number)
+        await drain(self._admin, number)
         try:
             process = self._replicas[number - 1].process
             await process.restart(self._drain_seconds + LAST_SECONDS)
         finally:
-            await resume(self._folder, number)
-        await wait_until_up(self._folder, number)
+            await resume(self._admin, number)
+        try:
+            await within(_UP_SECONDS, wait_until_up(self._admin, number))
+        except TimeoutError as error:
+            raise InternalError(f"the proxy has not found the new {process.name}") from error
         tell(step=f"replica {number}: ready, process {process.pid}")
 
     async def _open(self, opened: Callable[[], object]) -> None:
-        """Runs the proxy once all replicas are ready."""
-        for replica in self._replicas:
-            await replica.process.was_ready.wait()
+        """Runs the proxy once a replica is ready."""
+        processes = [replica.process for replica in self._replicas]
+        while not any(process.was_ready.is_set() for process in processes):
+            if all(process.failure for process in processes):
+                raise InternalError(processes[0].failure)
+            await asyncio.sleep(CHECK_SECONDS)
 
-        async def announce() -> None:
-            await self._proxy.was_ready.wait()
+        proxy = asyncio.ensure_future(self._proxy.supervise())
+        try:
+            while not self._proxy.was_ready.is_set():
+                if self._proxy.restarts >= _PROXY_TRIES:
+                    raise InternalError(self._proxy.failure)
+                await asyncio.sleep(CHECK_SECONDS)
             opened()
-
-        await asyncio.gather(self._proxy.supervise(), announce())
+            await proxy
+        finally:
+            proxy.cancel()
 
     async def _end(self) -> None:
         """Closes the address, and then ends the replicas as `lmchat serve` does."""
         self._bound.close()
+        self._commands.close()
         self._proxy.end(signal.SIGUSR1)
         processes = [replica.process for replica in self._replicas]
         for process in processes:
             process.end(signal.SIGTERM)
-        patience = self._drain_seconds + LAST_SECONDS
-        await asyncio.gather(*(process.ended(patience) for process in processes))
+        seconds = [process.patience(self._drain_seconds + LAST_SECONDS) for process in processes]
+        for process in processes:
+            process.state = "draining"
+        await asyncio.gather(*map(Process.ended, processes, seconds))
         await self._proxy.ended(_PATIENCE)
 
     def _stop(self) -> None:

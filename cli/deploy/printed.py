@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -46,7 +47,7 @@ ExecStartPost=-{proxy} resume {folder} %i
 ExecStop=-{proxy} drain {folder} %i
 Restart=always
 RestartSec=1
-TimeoutStartSec=infinity
+TimeoutStartSec={start}
 TimeoutStopSec={stop}
 """
 
@@ -95,6 +96,7 @@ def printed(
     port: int,
     config: ServerConfig,
     web: bool,
+    start_seconds: float,
 ) -> str:
     """Returns HAProxy's configuration, or a script of the shell that writes units of systemd.
 
@@ -106,6 +108,7 @@ def printed(
         port: its port.
         config: the configuration of each replica.
         web: whether they serve the chat page.
+        start_seconds: time in which a replica has to be ready.
 
     Raises:
         InvalidRequest: the address or the replicas cannot be written down.
@@ -117,12 +120,16 @@ def printed(
     proxy = head + configuration(_FOLDER, len(places), address, port, config, web)
     if kind == "haproxy":
         return proxy
-    files = _units(places, arguments, address, config.drain_seconds)
+    files = _units(places, arguments, address, config.drain_seconds, start_seconds)
     return _script({"lmchat-proxy.cfg": proxy, **files})
 
 
 def _units(
-    places: Sequence[Place], arguments: Sequence[str], address: str, drain_seconds: float
+    places: Sequence[Place],
+    arguments: Sequence[str],
+    address: str,
+    drain_seconds: float,
+    start_seconds: float,
 ) -> dict[str, str]:
     """Returns the files of the units by name."""
     if VARIABLE in os.environ:
@@ -146,6 +153,7 @@ def _units(
             environment=_environment(inherited),
             command=f"{_line(places[0].command(arguments))} --uds={_FOLDER}/replica-%i",
             silent=round(SILENT_SECONDS),
+            start=math.ceil(start_seconds) if start_seconds < math.inf else "infinity",
             proxy=_line([sys.executable, "-m", "lmchat.cli.deploy.proxy"]),
             folder=_FOLDER,
             stop=round(drain_seconds + LAST_SECONDS),

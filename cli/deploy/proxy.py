@@ -11,7 +11,6 @@ import os
 import re
 import resource
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,9 +19,12 @@ from lmchat.errors import InternalError, InvalidRequest
 from lmchat.server.config import ServerConfig
 from lmchat.webui.paths import APP, FILES
 
+from .liveness import within
+
 OLDEST = (2, 6)
 _OTHER_FILES = 256
 _REWRITTEN = 16 << 10  # bytes of a buffer beside the longest head
+_ANSWER_SECONDS = 5.0  # for a command
 _UP_SECONDS = 0.05  # between two looks at the state of a server
 _SETTLE_SECONDS = 0.25  # until requests that HAProxy has sent to a replica have arrived there
 _ERRORS = (
@@ -40,7 +42,7 @@ _ERRORS = (
 # machine gets its own metrics.
 _CONFIG = """\
 global
-    stats socket {admin} mode 600 level admin
+    stats socket {admin} level admin
     maxconn {connections}
     tune.bufsize {buffer}
     hard-stop-after {stop}s
@@ -111,7 +113,7 @@ def socket_of(folder: object, replica: int) -> str:
 
 
 def admin_of(folder: object) -> str:
-    """Returns the path of HAProxy's socket for commands."""
+    """Returns the path of HAProxy's socket for commands, `admin` in what follows."""
     return f"{folder}/haproxy"
 
 
@@ -145,7 +147,13 @@ def _programs() -> Iterator[str]:
 
 
 def configuration(
-    folder: object, replicas: int, address: str, port: int, config: ServerConfig, web: bool
+    folder: object,
+    replicas: int,
+    address: str,
+    port: int,
+    config: ServerConfig,
+    web: bool,
+    admin: str | None = None,
 ) -> str:
     """Returns HAProxy's configuration.
 
@@ -156,6 +164,7 @@ def configuration(
         port: its port.
         config: the configuration of each replica.
         web: whether they serve the chat page.
+        admin: an inherited socket for commands, as in a line `bind`; None: a path of the folder.
     """
     at = {n: f'"unix@{socket_of(folder, n)}"' for n in range(1, replicas + 1)}
     limits = config.limits
@@ -166,7 +175,7 @@ def configuration(
     if files != resource.RLIM_INFINITY:  # HAProxy raises its soft limit itself
         connections = min(connections, (files - _OTHER_FILES) // 2)
     return _CONFIG.format(
-        admin=f'"unix@{admin_of(folder)}"',
+        admin=admin or f'"unix@{admin_of(folder)}" mode 600',
         address=address,
         port=port,
         page=_PAGE if web else "",
@@ -186,24 +195,21 @@ def configuration(
     )
 
 
-async def check(folder: object) -> str:
-    """Returns "ready" if HAProxy runs, else ""."""
-    # It waits for nothing: asyncio.wait_for() would lose a cancellation that comes with its result.
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
-        probe.setblocking(False)
-        probe.connect(admin_of(folder))
-        return "ready"
+async def check(admin: str) -> str:
+    """Returns "ready" if HAProxy answers, else ""."""
+    with contextlib.suppress(OSError, InternalError):
+        return "ready" if await _ask(admin, "show info") else ""
     return ""
 
 
-async def drain(folder: object, replica: int) -> None:
+async def drain(admin: str, replica: int) -> None:
     """Sends a replica no more requests, and returns once the last ones have arrived there.
 
     What it has continues, but for streams of the page, whose tabs then go on at another replica. In
     the page's backend it is in maintenance: a server that only drains is still chosen by cookies.
     """
     await _ask(
-        folder,
+        admin,
         f"set server keyed/r{replica} state drain",
         f"set server page/r{replica} state maint",
         f"shutdown sessions server page/r{replica}",
@@ -211,26 +217,35 @@ async def drain(folder: object, replica: int) -> None:
     await asyncio.sleep(_SETTLE_SECONDS)
 
 
-async def resume(folder: object, replica: int) -> None:
+async def resume(admin: str, replica: int) -> None:
     """Sends a replica requests again, once HAProxy's own check has found it."""
-    await _ask(folder, *(f"set server {name}/r{replica} state ready" for name in ("keyed", "page")))
+    await _ask(admin, *(f"set server {name}/r{replica} state ready" for name in ("keyed", "page")))
 
 
-async def wait_until_up(folder: object, replica: int) -> None:
+async def wait_until_up(admin: str, replica: int) -> None:
     """Returns once a replica gets requests."""
     while True:
-        (row,) = csv.DictReader((await _ask(folder, f"show stat keyed 4 {replica}")).splitlines())
+        (row,) = csv.DictReader((await _ask(admin, f"show stat keyed 4 {replica}")).splitlines())
         if row["status"].startswith("UP"):
             return
         await asyncio.sleep(_UP_SECONDS)
 
 
-async def _ask(folder: object, *commands: str) -> str:
-    """Sends commands to HAProxy and returns what it answers."""
-    reader, writer = await asyncio.open_unix_connection(admin_of(folder))
-    writer.write(f"{'; '.join(commands)}\n".encode())
-    answer = (await reader.read()).decode().strip()
-    writer.close()
+async def _ask(admin: str, *commands: str) -> str:
+    """Sends commands to HAProxy and returns what it answers, within some seconds."""
+
+    async def exchange() -> str:
+        reader, writer = await asyncio.open_unix_connection(admin)
+        try:
+            writer.write(f"{'; '.join(commands)}\n".encode())
+            return (await reader.read()).decode().strip()
+        finally:
+            writer.close()
+
+    try:
+        answer = await within(_ANSWER_SECONDS, exchange())
+    except TimeoutError as error:
+        raise InternalError(f"HAProxy has not answered for {_ANSWER_SECONDS:g} s") from error
     if answer and not commands[0].startswith("show "):
         raise InternalError(f"HAProxy refuses one of {commands}: {answer}")
     return answer
@@ -245,11 +260,12 @@ def _error(status: int, code: str, message: str) -> str:
 
 async def _run(verb: str, folder: str, replica: str) -> None:
     """Drains or resumes a replica, for units of systemd."""
+    admin = admin_of(folder)
     if verb == "drain":
-        await drain(folder, int(replica))
+        await drain(admin, int(replica))
     else:
-        await resume(folder, int(replica))
-        await wait_until_up(folder, int(replica))
+        await resume(admin, int(replica))
+        await wait_until_up(admin, int(replica))
 
 
 if __name__ == "__main__":

@@ -67,15 +67,15 @@ def test_a_tab_shows_and_stops_its_reply_while_its_replica_drains(deployment, ta
     tab.wait_for_reply(30)
     shown, home = tab.reply, replica_of(tab)
     with tab.page.expect_event("load"):
-        done(proxy.drain(deployment.folder, home))
+        done(proxy.drain(proxy.admin_of(deployment.folder), home))
     tab.wait_for_reply(len(shown) + 20)
     assert replica_of(tab) == 3 - home
     tab.button("Stop").click()
     tab.page.get_by_text("Stopped. Continue resumes it").wait_for()
     assert stored(deployment, tab).startswith(shown.rstrip("\ufffd"))
     tab.wait_for_text(stored(deployment, tab))
-    done(proxy.resume(deployment.folder, home))
-    done(proxy.wait_until_up(deployment.folder, home))
+    done(proxy.resume(proxy.admin_of(deployment.folder), home))
+    done(proxy.wait_until_up(proxy.admin_of(deployment.folder), home))
 
 
 def test_a_tab_goes_on_at_another_replica_when_its_own_is_killed(deployment, tab):

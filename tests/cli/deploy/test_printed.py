@@ -231,11 +231,14 @@ def test_words_pass_as_they_are_and_a_gpu_is_named(tmp_path, monkeypatch, data_d
     arguments = ["serve", model, "--limit=body=1MiB", ""]
 
     def printed_with(words):
-        return printed.printed("systemd", places, words, "localhost", 80, ServerConfig(), False)
+        return printed.printed(
+            "systemd", places, words, "localhost", 80, ServerConfig(), False, 9.5
+        )
 
     subprocess.run(["sh", "-s", tmp_path], input=printed_with(arguments), text=True, check=True)
     unit = Unit(tmp_path, "lmchat@.service", "2", "/run/lmchat")
     assert unit.command("ExecStart")[3:] == [*arguments, "--uds=/run/lmchat/replica-2"]
+    assert unit.one("TimeoutStartSec") == "10"
     assert unit.environment["CUDA_VISIBLE_DEVICES"] == "6"
     assert unit.environment["LMCHAT_HOME"] == str(data_dir)
     for wrong in ("a\nb", "a\x1b"):

@@ -92,8 +92,8 @@ def resume(folder, number):
     """Resumes a replica, and returns once it gets requests."""
 
     async def resumed():
-        await proxy.resume(folder, number)
-        await proxy.wait_until_up(folder, number)
+        await proxy.resume(proxy.admin_of(folder), number)
+        await proxy.wait_until_up(proxy.admin_of(folder), number)
 
     asyncio.run(resumed())
 
@@ -135,7 +135,7 @@ def test_a_draining_replica_gets_nothing_and_others_keep_their_sessions(stubs, t
     (one, *_), client = stubs
     names = [f"{n:032x}" for n in range(60)]
     before = {name: client.get(f"/v1/sessions/{name}").text for name in names}
-    asyncio.run(proxy.drain(tmp_path, 1))
+    asyncio.run(proxy.drain(proxy.admin_of(tmp_path), 1))
     received = one.received
     during = {name: client.get(f"/v1/sessions/{name}").text for name in names}
     assert {client.get("/v1/models").text for _ in range(6)} == {"2", "3"}
@@ -229,7 +229,7 @@ def test_a_browser_moves_when_its_replica_drains_and_its_stream_ends(stubs, tmp_
     with client.stream("GET", "/gradio_api/queue/data") as stream:
         parts = stream.iter_raw()
         assert next(parts) == b":"
-        asyncio.run(proxy.drain(tmp_path, home))
+        asyncio.run(proxy.drain(proxy.admin_of(tmp_path), home))
         assert list(parts) == []
     moved = client.get("/").text
     assert moved != str(home)
@@ -254,7 +254,7 @@ def test_without_a_replica_the_answer_is_an_error_object(stubs):
 @needs_haproxy
 def test_each_replica_has_its_metrics_also_while_it_drains(stubs, tmp_path):
     replicas, client = stubs
-    asyncio.run(proxy.drain(tmp_path, 2))
+    asyncio.run(proxy.drain(proxy.admin_of(tmp_path), 2))
     answers = [client.get(f"/replicas/{n}/metrics").text for n in (1, 2, 3)]
     assert answers == ["1", "2", "3"]
     assert [replica.paths[-1] for replica in replicas] == ["/metrics"] * 3
@@ -279,14 +279,28 @@ def test_the_longest_head_that_the_server_accepts_passes(stubs):
     assert answer.status_code == 200
 
 
-def test_haproxy_is_ready_while_it_listens(tmp_path):
-    assert asyncio.run(proxy.check(tmp_path)) == ""
+def test_haproxy_is_ready_while_it_answers(tmp_path, monkeypatch):
+    """One that has stopped still has connections accepted for it."""
+    monkeypatch.setattr(proxy, "_ANSWER_SECONDS", 0.0)
+    admin = proxy.admin_of(tmp_path)
+    assert asyncio.run(proxy.check(admin)) == ""
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(proxy.admin_of(tmp_path))
-        assert asyncio.run(proxy.check(tmp_path)) == ""
+        listener.bind(admin)
+        assert asyncio.run(proxy.check(admin)) == ""
         listener.listen()
-        assert asyncio.run(proxy.check(tmp_path)) == "ready"
-    assert asyncio.run(proxy.check(tmp_path)) == ""
+        assert asyncio.run(proxy.check(admin)) == ""
+
+        async def answering():
+            async def answer(reader, writer):
+                assert await reader.readline() == b"show info\n"
+                writer.write(b"Name: HAProxy\n")
+                writer.close()
+
+            monkeypatch.setattr(proxy, "_ANSWER_SECONDS", 60.0)
+            async with await asyncio.start_unix_server(answer, sock=listener.dup()):
+                return await proxy.check(admin)
+
+        assert asyncio.run(answering()) == "ready"
 
 
 def program(path, version):

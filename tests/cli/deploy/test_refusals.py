@@ -37,6 +37,7 @@ def refused(*arguments):
         (["--replicas", "2", "--cache-memory", "1TiB"], "that each of 2 replicas may use now"),
         (["--replicas", "2", "--cache-memory", "many"], "cache_memory is 'many'"),
         (["--replicas", "2", "--max-batch-size", "0"], "max_batch_size is 0"),
+        (["--replicas", "2", "--start-seconds", "0"], "--start-seconds is 0.0, expected more"),
         (["--replicas", "2", "--drain-seconds", "-1"], "--drain-seconds is -1.0"),
         (["--replicas", "2", "--device", "cuda:1"], "device is 'cuda:1' for 2 replicas"),
         (
@@ -125,14 +126,15 @@ def test_a_port_in_use_is_refused():
 
 @needs_haproxy
 def test_a_second_deployment_is_refused_and_the_folder_of_a_dead_one_removed(data_dir):
-    with registry.claimed() as folder:
+    with registry.claimed() as claim:
         assert f"a deployment runs on {data_dir}, process {os.getpid()}" in refused("--replicas=1")
+    folder = claim.folder
     assert not folder.exists()
     folder.mkdir()
     (data_dir / "deployment").write_text(f'{{"pid": 1, "folder": "{folder}"}}')
-    with registry.claimed() as next_folder:
+    with registry.claimed() as claim:
         assert not folder.exists()
-        assert next_folder.stat().st_mode & 0o777 == 0o700
+        assert claim.folder.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("command", ["status", "restart", "stop"])
@@ -147,8 +149,8 @@ def test_a_folder_for_sockets_has_a_short_path(monkeypatch, tmp_path):
     deep = tmp_path / ("x" * 100)
     deep.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
-    with registry.claimed() as folder:
-        assert len(os.fsencode(folder / "replica-9999")) <= 107
+    with registry.claimed() as claim:
+        assert len(os.fsencode(claim.folder / "replica-9999")) <= 107
 
 
 def test_replicas_get_neighbouring_cores_and_share_them_only_if_there_are_few():

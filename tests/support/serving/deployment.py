@@ -145,7 +145,7 @@ def all_ready(replicas):
 
 @contextlib.contextmanager
 def deployed(home, *arguments, model="memo", env=(), headers=()):
-    """Yields a deployment of a model that accepts requests."""
+    """Yields a deployment of a model, all of whose replicas are ready."""
     with tempfile.TemporaryFile("w+") as log:  # a pipe that nobody reads would block the replicas
         process = subprocess.Popen(
             [*command.LMCHAT, "deploy", str(model), "--port", "0", *arguments],
@@ -161,7 +161,9 @@ def deployed(home, *arguments, model="memo", env=(), headers=()):
                 process.wait()
                 log.seek(0)
             assert found, first + log.read()
-            yield Deployment(process, found[1], Path(home), headers)
+            deployment = Deployment(process, found[1], Path(home), headers)
+            deployment.wait(all_ready)
+            yield deployment
         finally:
             process.terminate()
             process.communicate()
