@@ -19,6 +19,7 @@ from lmchat.server.config import LOCAL, MountedApp, ServerConfig
 from lmchat.server.http.logins import Logins
 from lmchat.server.sessions import archives
 from lmchat.server.state import OWNER, STATE, state_of
+from lmchat.server.unknown_routes import REFUSALS
 
 from .chat import Chat
 from .login import COOKIE, log_in, log_out
@@ -111,7 +112,7 @@ class Page:
 def files_app() -> FastAPI:
     """Returns the server's routes of archives, for visitors of the page."""
     app = FastAPI(openapi_url=None)
-    errors.install(app)
+    errors.install(app, REFUSALS)
     app.include_router(archives.router, prefix="/page")
     return app
 

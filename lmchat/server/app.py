@@ -25,6 +25,7 @@ from lmchat.server.responses import routes as responses
 from lmchat.server.responses.cleanup import delete_forever
 from lmchat.server.retries.entries import Entries
 from lmchat.server.state import ServerState
+from lmchat.server.unknown_routes import REFUSALS
 
 ROUTERS = (
     health.router,
@@ -79,7 +80,7 @@ def create_app(
         lifespan=lifespan,
     )
     app.state.server = state
-    errors.install(app)
+    errors.install(app, REFUSALS)
     for gone in (ClientDisconnect, Disconnected):
         app.add_exception_handler(gone, no_answer)
     for router in ROUTERS:

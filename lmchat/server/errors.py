@@ -6,13 +6,14 @@ import contextlib
 import logging
 import math
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
+from starlette.types import Scope
 
 from lmchat.errors import (
     Busy,
@@ -160,8 +161,13 @@ def log_failure(what: str, error: BaseException) -> None:
     log.error("%s: %s (%s)\n%s", what, type(error).__name__, text, frames)
 
 
-def install(app: FastAPI) -> None:
-    """Makes all errors of the app's routes responses of this form."""
+def install(app: FastAPI, refusals: Mapping[int, Callable[[Scope], HttpError]]) -> None:
+    """Makes all errors of the app's routes responses of this form.
+
+    Args:
+        app: the app.
+        refusals: return what is answered where the router refuses a request, by status.
+    """
 
     async def respond(request: Request, error: Exception) -> JSONResponse:
         return error_response(error, request.scope["path"])
@@ -172,8 +178,9 @@ def install(app: FastAPI) -> None:
 
     async def http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        text = "no such route" if error.status_code == 404 else str(error.detail)
-        found = HttpError(error.status_code, text, headers=error.headers)
+        if refusal := refusals.get(error.status_code):
+            return error_response(refusal(request.scope), request.scope["path"])
+        found = HttpError(error.status_code, str(error.detail), headers=error.headers)
         return error_response(found, request.scope["path"])
 
     app.add_exception_handler(Error, respond)

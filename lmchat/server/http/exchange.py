@@ -22,12 +22,13 @@ class Exchange:
         scope: the request.
         send: sends the messages.
         state: the state of the server.
+        method: the method that the client has sent. HEAD gets the head of the answer to GET.
         is_probe: whether it asks for the server's health. Then 200 is logged for debugging only:
             a proxy asks several times per second.
     """
 
     def __init__(
-        self, scope: Scope, send: Send, state: ServerState, is_probe: bool = False
+        self, scope: Scope, send: Send, state: ServerState, method: str, is_probe: bool = False
     ) -> None:
         self.status = CLIENT_CLOSED
         """Status of the response."""
@@ -36,12 +37,15 @@ class Exchange:
         self._scope = scope
         self._send = send
         self._state = state
+        self._method = method
         self._is_probe = is_probe
         self._begun = time.perf_counter()
         self._is_logged = False
 
     async def send(self, message: Message) -> None:
         """Sends a message of the response."""
+        if self.is_complete:  # the rest of the body of an answer to HEAD
+            return
         kind = message["type"]
         if kind == "http.response.start":
             self.status = message["status"]
@@ -50,6 +54,9 @@ class Exchange:
         elif kind == "http.response.body" and not message.get("more_body", False):
             self.is_complete = True
         await self._send(message)
+        if kind == "http.response.start" and self._method == "HEAD":
+            self.is_complete = True
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
         if self.is_complete:
             self.end()
 
@@ -64,7 +71,7 @@ class Exchange:
         if log.isEnabledFor(level):
             scope = self._scope
             path = getattr(scope.get("route"), "path", None) or "-"
-            method = scope["method"] if scope["method"] in _METHODS else "-"
+            method = self._method if self._method in _METHODS else "-"
             log.log(
                 level,
                 "%s %s %d %.3f s owner=%s",

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from fastapi import FastAPI
+from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import Message, Receive, Scope, Send
 
@@ -83,10 +84,15 @@ class Guard:
             return await self.app(scope, receive, send)
         if scope["type"] != "http":
             return await send({"type": "websocket.close", "code": 1008})
-        exchange = Exchange(scope, send, self.state, is_probe=scope["path"] in OPEN_PATHS)
+        method = scope["method"]
+        if method == "HEAD":  # routes answer GET, and the exchange sends the head of their answers
+            scope = {**scope, "method": "GET"}
+        exchange = Exchange(scope, send, self.state, method, scope["path"] in OPEN_PATHS)
         mount = self._mount(scope)
         try:
             self._identify(scope, mount)
+            if _is_about_server(scope):
+                return await Response(status_code=204)(scope, receive, exchange.send)
             body = Body(scope, self.state, mount)
             self._check_accepting(scope)
         except HttpError as error:
@@ -121,7 +127,7 @@ class Guard:
             return
         if not self._keys:
             _check_origin(headers, self.state.config)
-        is_open = not self._keys or scope["path"] in OPEN_PATHS
+        is_open = not self._keys or scope["path"] in OPEN_PATHS or _is_about_server(scope)
         scope[OWNER] = LOCAL if is_open else self._keyed(headers)
 
     def _keyed(self, headers: Headers) -> str:
@@ -145,7 +151,7 @@ class Guard:
 
     def _check_accepting(self, scope: Scope) -> None:
         """Refuses requests that may start a generation while the server ends."""
-        is_harmless = scope["method"] in ("GET", "HEAD", "DELETE")
+        is_harmless = scope["method"] in ("GET", "DELETE")
         if self.state.draining and not is_harmless and not scope["path"].endswith(_ENDING):
             raise shutting_down()
 
@@ -171,6 +177,12 @@ class _Counted:
 def shutting_down() -> HttpError:
     """Returns the refusal of a request while the server ends."""
     return HttpError(503, "the server is shutting down", code="shutting_down")
+
+
+def _is_about_server(scope: Scope) -> bool:
+    """Returns whether a request asks for the server itself, which a client does to see that it
+    answers (RFC 9110 9.3.7)."""
+    return bool(scope["method"] == "OPTIONS" and scope["path"] == "*")
 
 
 def _nothing() -> None:

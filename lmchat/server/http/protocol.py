@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import fcntl
 import json
+import re
 import socket
 import sys
 import termios
@@ -36,6 +37,9 @@ once would reset the connection, and the client would not see the answer."""
 
 RECEIPT_SECONDS = 2.0
 """Time in which a connection that breaks after a response shows that the client did not get it."""
+
+_SCHEME = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*")
+_AUTHORITY = re.compile(rb"([^/?#]*)(.*)", re.DOTALL)
 
 _WHOLE = (h11.DONE, h11.MUST_CLOSE, MIGHT_SWITCH_PROTOCOL)
 
@@ -109,10 +113,34 @@ class _H11(h11.Connection):
                 size = len(event.target) + sum(len(n) + len(v) + 4 for n, v in event.headers)
                 if size > self._most:
                     raise h11.RemoteProtocolError("the head is too large", error_status_hint=431)
+                event = _in_origin_form(event)
         except h11.RemoteProtocolError as error:
             self.status = error.error_status_hint
             raise
         return event
+
+
+def _in_origin_form(request: h11.Request) -> h11.Request:
+    """Returns a request whose target is a path. That of one in absolute form, as clients send it to
+    proxies, names the host, whatever the header says (RFC 9112 3.2.2).
+
+    Raises:
+        RemoteProtocolError: the target is a URL of another scheme, or has no host.
+    """
+    scheme, colon, rest = request.target.partition(b"://")
+    if not colon or not _SCHEME.fullmatch(scheme):
+        return request
+    host, path = _AUTHORITY.fullmatch(rest).groups()  # type: ignore[union-attr]
+    if scheme.lower() not in (b"http", b"https") or not host or b"@" in host:
+        raise h11.RemoteProtocolError("the target is not a URL of this server")
+    if not path and request.method == b"OPTIONS":
+        path = b"*"
+    elif not path.startswith(b"/"):
+        path = b"/" + path
+    headers = [(b"host", host)] + [pair for pair in request.headers if pair[0] != b"host"]
+    return h11.Request(
+        method=request.method, target=path, headers=headers, http_version=request.http_version
+    )
 
 
 class HttpProtocol(H11Protocol):

@@ -216,7 +216,7 @@ def test_a_body_that_no_route_reads_does_no_harm(keyless):
 def test_unknown_routes_are_error_objects(keyless):
     answer = keyless.client().get("/nothing")
     assert answer.status_code == 404
-    assert answer.json()["error"]["message"] == "no such route"
+    assert answer.json()["error"]["message"] == "no such route: GET /nothing"
 
 
 def test_no_response_allows_other_sites_to_read_it(keyless):

@@ -203,7 +203,10 @@ def test_paths_that_an_app_does_not_claim_are_those_of_the_server():
         for path in ("/v1/none", "/v1/chat/completions", "/page/x"):
             assert client.get(path).status_code == 401
         assert client.get("/v1/none", headers=key).status_code == 404
-        assert client.get("/v1/none", headers=key).json()["error"]["message"] == "no such route"
+        assert (
+            client.get("/v1/none", headers=key).json()["error"]["message"]
+            == "no such route: GET /v1/none"
+        )
         assert client.get("/v1/chat/completions", headers=key).status_code == 405
 
 

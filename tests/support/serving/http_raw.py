@@ -97,4 +97,4 @@ def exchange(port: int, data: bytes) -> Answer | None:
     with connected(port) as connection:
         with contextlib.suppress(ConnectionError):
             connection.sendall(data)
-        return answer(connection)
+        return answer(connection, data.partition(b" ")[0].decode("latin-1"))
