@@ -13,7 +13,7 @@ import hmac
 import ipaddress
 import re
 from collections.abc import Mapping
-from urllib.parse import urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from fastapi import FastAPI
 from starlette.responses import Response
@@ -25,7 +25,9 @@ from lmchat.server.errors import HttpError, error_response
 from lmchat.server.http.event_stream import ABORT, Disconnected
 from lmchat.server.http.exchange import Exchange
 from lmchat.server.http.mounts import MountRoute
+from lmchat.server.http.parameters import NAMING
 from lmchat.server.state import OWNER, ServerState
+from turbomind.shown import shown
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
 """Paths that need no key."""
@@ -93,6 +95,7 @@ class Guard:
             self._identify(scope, mount)
             if _is_about_server(scope):
                 return await Response(status_code=204)(scope, receive, exchange.send)
+            _check_names(scope)
             body = Body(scope, self.state, mount)
             self._check_accepting(scope)
         except HttpError as error:
@@ -235,6 +238,24 @@ def _check_origin(headers: Headers, config: ServerConfig, any_host: bool = False
     site = headers.one(b"sec-fetch-site")
     if site in ("cross-site", "same-site") and headers.one(b"sec-fetch-mode") != "navigate":
         raise HttpError(403, f"Sec-Fetch-Site is {site!r}, expected 'same-origin'", code="origin")
+
+
+def _check_names(scope: Scope) -> None:
+    """Refuses names that routes would read in another way than other programs: bytes that are not
+    UTF-8, which would become equal to each other, and headers that are given twice."""
+    parts: dict[str, bytes | None] = {"path": scope.get("raw_path"), "query": scope["query_string"]}
+    for part, raw in parts.items():
+        sent = raw or b""
+        try:
+            unquote_to_bytes(sent).decode("utf-8")
+        except UnicodeDecodeError:
+            seen = shown(sent.decode("latin-1"))
+            raise HttpError(
+                400, f"the {part} is {seen}, expected percent-encoded UTF-8", code="invalid_utf8"
+            ) from None
+    headers = Headers(scope)
+    for name in NAMING:
+        headers.one(name.encode())
 
 
 def is_own_host(host: str, more: frozenset[str] = frozenset()) -> bool:

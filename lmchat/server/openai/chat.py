@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from fastapi import APIRouter, Header, Request
+from fastapi import APIRouter, Request
 from fastapi import Body as BodyOf
 from pydantic import Field
 from starlette.responses import Response
@@ -12,7 +12,7 @@ from starlette.responses import Response
 from lmchat.generation.reply import Reply
 from lmchat.generation.settings import StatelessSettings
 from lmchat.server.http.body import JsonRoute
-from lmchat.server.http.parameters import IdempotencyKey
+from lmchat.server.http.parameters import SESSION_HEADER, IdempotencyKey, SessionName
 from lmchat.server.openai.chunks import ChatChunks, compact, names_of
 from lmchat.server.openai.durable import EntryStream, session_turn
 from lmchat.server.openai.envelope import envelope_of
@@ -32,9 +32,6 @@ from lmchat.server.state import owner_of, state_of
 from turbomind.shown import shown
 
 router = APIRouter(prefix="/v1", tags=["openai"], route_class=JsonRoute)
-
-SESSION_HEADER = "x-session-id"
-"""Header that selects a session, as the field `session` does. A response of a session has it."""
 
 
 class ChatFields(SamplingBody):
@@ -109,7 +106,7 @@ class ChatBody(ChatFields):
 async def chat_completions(
     request: Request,
     body: Annotated[ChatBody, BodyOf(openapi_examples=CHAT)],
-    x_session_id: Annotated[str | None, Header()] = None,
+    session_name: SessionName = None,
     key: IdempotencyKey = None,
 ) -> Response:
     """Answers a conversation, as OpenAI's and vLLM's route of this name. With a session, an
@@ -120,7 +117,7 @@ async def chat_completions(
     messages = await plain_messages(body.messages, state)
     variables = template_variables(body.chat_template_kwargs)
     continues = body.continues()
-    session = body.session or x_session_id
+    session = body.session or session_name
     if session is not None:
         entry = await session_turn(
             state, owner, session, messages, continues, variables, settings, key

@@ -1,7 +1,9 @@
 """Chat completions as turns of durable sessions."""
 
+import json
 import threading
 
+import http_raw
 import pytest
 from http_server import RunningServer
 from openai_bodies import chat, chat_stream, refused, stream
@@ -54,6 +56,51 @@ def test_the_header_selects_a_session_by_name_and_by_id(server, client):
         assert answer.headers["x-session-id"] == found.id
         answer.read()
     assert len(found.turns) == 6
+
+
+def raw_chat(server, headers):
+    """Sends a chat completion whose headers are bytes."""
+    body = json.dumps({"messages": [FIRST], "max_tokens": 2}).encode()
+    lines = [b"Host: localhost", b"Authorization: Bearer a", b"Content-Type: application/json"]
+    lines += [b"Content-Length: %d" % len(body), *headers]
+    head = b"POST %s HTTP/1.1\r\n" % PATH.encode() + b"\r\n".join(lines)
+    return http_raw.exchange(server.port, head + b"\r\n\r\n" + body)
+
+
+def test_a_name_in_the_header_is_the_same_name_as_in_the_body(server, client):
+    name = "été 日本"
+    found = [
+        raw_chat(server, [b"x-session-id: " + name.encode()]).headers["x-session-id"],
+        client.post(PATH, json={"messages": [SECOND], "session": name}).headers["x-session-id"],
+        session(server, name).id,
+    ]
+    assert len(set(found)) == 1
+
+
+@pytest.mark.parametrize(
+    ("headers", "words"),
+    [
+        ([b"x-session-id: \xe9t\xe9"], "expected UTF-8"),
+        ([b"Idempotency-Key: \xe9t\xe9"], "expected UTF-8"),
+        ([b"x-session-id: one", b"X-Session-Id: two"], "expected once"),
+        ([b"Idempotency-Key: one", b"idempotency-key: one"], "expected once"),
+    ],
+)
+def test_names_that_two_readers_would_read_differently_are_refused(server, headers, words):
+    count = server.engine.sync.count_sessions(owner="ann")
+    answer = raw_chat(server, headers)
+    assert answer.status == 400
+    assert words in answer.json["error"]["message"]
+    assert server.engine.sync.count_sessions(owner="ann") == count
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/sessions/%ff", "/v1/sessions?name=%c3", "/v1/models/%e9t%e9", "/x%ed%a0%80"]
+)
+def test_a_path_or_query_that_is_not_utf_8_is_refused(client, path):
+    answer = client.get(path)
+    assert answer.status_code == 400
+    assert "expected percent-encoded UTF-8" in answer.json()["error"]["message"]
 
 
 def test_a_stream_is_a_turn(server, client):
