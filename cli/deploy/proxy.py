@@ -72,6 +72,7 @@ frontend lmchat
     http-request disable-l7-retry unless METH_GET or {{ req.hdr(idempotency-key) -m found }}
     acl local src 127.0.0.0/8 ::1
     http-request use-service prometheus-exporter if local {{ path /proxy/metrics }}
+{origins}
     {page}
     use_backend replica-%[path,field(3,/)] if {{ path_reg ^/replicas/[0-9]+/metrics$ }}
     use_backend keyed if named or in_path
@@ -98,6 +99,12 @@ backend page
 # another site would open the page without it, and move all tabs of the browser. A cookie holds for
 # all ports of a host, so its name has this one.
 _PAGE = f"use_backend page if {{ path_reg '^({APP}|{FILES})$' }}"
+
+# Answers that are HAProxy's own, for programs in a browser whose origin is allowed.
+_ORIGINS = """\
+    http-request set-var(txn.origin) req.hdr(origin) if {{ req.hdr(origin) -m {kind} }}{unless}
+    http-after-response set-header access-control-allow-origin %[var(txn.origin)] \
+if {{ var(txn.origin) -m found }} !{{ res.hdr(access-control-allow-origin) -m found }}"""
 
 # For the metrics of one replica, also while it drains.
 _SINGLE = """\
@@ -178,6 +185,7 @@ def configuration(
         admin=admin or f'"unix@{admin_of(folder)}" mode 600',
         address=address,
         port=port,
+        origins=_origins(config, web),
         page=_PAGE if web else "",
         key="x-lmchat-key",
         part="%[path,field(4,/),regsub(^[a-z]+_,),bytes(0,32)]",
@@ -193,6 +201,16 @@ def configuration(
         cookies="\n".join(f"{line} cookie r{n}" for n, line in enumerate(keyless, start=1)),
         single="\n".join(_SINGLE.format(n=n, at=path) for n, path in at.items()),
     )
+
+
+def _origins(config: ServerConfig, web: bool) -> str:
+    """Returns the rules for origins that are allowed; none for the page, which has a login."""
+    if not config.allow_origins:
+        return ""
+    named = " ".join(f'"{origin}"' for origin in sorted(config.allow_origins))
+    kind = "found" if "*" in config.allow_origins else f"str {named}"
+    unless = f" !{{ path_reg '^({APP}|{FILES})$' }}" if web else ""
+    return _ORIGINS.format(kind=kind, unless=unless)
 
 
 async def check(admin: str) -> str:

@@ -142,6 +142,14 @@ def checked(
         bool,
         typer.Option("--insecure", help="Serve other machines without a key, and any Host header."),
     ] = False,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ORIGIN",
+            help="Let programs of this origin in a browser use the API, such as "
+            "https://notes.example; repeatable. *: of any, with a key.",
+        ),
+    ] = None,
     model_name: Annotated[
         str | None,
         typer.Option(help="Name of the model for clients. [default: the last part of MODEL]"),
@@ -201,6 +209,7 @@ def checked(
         import_pages=import_pages,
         drain_seconds=drain_seconds,
         limit=limit or (),
+        allow_origin=allow_origin or (),
     )
     find_model(model)
     return Serving(model, options, config, host, port, uds, level)

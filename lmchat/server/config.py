@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
@@ -114,6 +114,8 @@ class ServerConfig:
         drain_seconds: time that running streams get to finish after SIGTERM.
         import_pages: whether KV pages in imported archives are used.
         model_name: name of the model for clients. None: the last part of the model's name.
+        allow_origins: origins whose programs in a browser may use the API: "SCHEME://HOST[:PORT]".
+            With keys also "*", which is any, and "null".
     """
 
     keys: Mapping[str, str] = field(default_factory=dict)
@@ -124,3 +126,4 @@ class ServerConfig:
     drain_seconds: float = 30.0
     import_pages: bool = False
     model_name: str | None = None
+    allow_origins: Collection[str] = ()

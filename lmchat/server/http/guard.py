@@ -22,9 +22,11 @@ from starlette.types import Message, Receive, Scope, Send
 
 from lmchat.server.config import LOCAL, MountedApp, ServerConfig
 from lmchat.server.errors import HttpError, error_response
+from lmchat.server.http.cors import with_origins
 from lmchat.server.http.event_stream import ABORT, Disconnected
 from lmchat.server.http.exchange import Exchange
 from lmchat.server.http.mounts import MountRoute
+from lmchat.server.http.origins import parse_origins
 from lmchat.server.http.parameters import NAMING
 from lmchat.server.state import OWNER, ServerState
 from turbomind.shown import shown
@@ -79,6 +81,8 @@ class Guard:
         """What all routes share."""
         self._keys = Keys(state.config.keys)
         self._mounts = mounts
+        self._origins = parse_origins(state.config.allow_origins, bool(self._keys))
+        self._shared = with_origins(self._checked, self._origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes the request on with its owner, or answers with a refusal."""
@@ -90,34 +94,49 @@ class Guard:
         if method == "HEAD":  # routes answer GET, and the exchange sends the head of their answers
             scope = {**scope, "method": "GET"}
         exchange = Exchange(scope, send, self.state, method, scope["path"] in OPEN_PATHS)
-        mount = self._mount(scope)
+        app = self._shared if self._is_shared(scope) else self._checked
         try:
-            self._identify(scope, mount)
-            if _is_about_server(scope):
-                return await Response(status_code=204)(scope, receive, exchange.send)
-            _check_names(scope)
-            body = Body(scope, self.state, mount)
-            self._check_accepting(scope)
-        except HttpError as error:
-            return await error_response(error, scope["path"])(scope, receive, exchange.send)
-        counted = _Counted(self.state, scope["path"] not in PROBES)
-
-        async def answer(message: Message) -> None:
-            if mount is not None and message["type"] == "http.response.start":
-                counted.leave()  # it may be a stream without an end
-            await exchange.send(message)
-
-        try:
-            await self.app(scope, body.limited(receive), answer)
+            await app(scope, receive, exchange.send)
         except Disconnected:
             pass
         except Exception:  # it was logged, and answered unless the response had begun
             if not exchange.is_complete:
                 scope.get(ABORT, _nothing)()
         finally:
+            exchange.end()
+
+    async def _checked(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request if it may pass."""
+        mount = self._mount(scope)
+        try:
+            self._identify(scope, mount)
+            if _is_about_server(scope):
+                return await Response(status_code=204)(scope, receive, send)
+            _check_names(scope)
+            body = Body(scope, self.state, mount)
+            self._check_accepting(scope)
+        except HttpError as error:
+            return await error_response(error, scope["path"])(scope, receive, send)
+        counted = _Counted(self.state, scope["path"] not in PROBES)
+
+        async def answer(message: Message) -> None:
+            if mount is not None and message["type"] == "http.response.start":
+                counted.leave()  # it may be a stream without an end
+            await send(message)
+
+        try:
+            await self.app(scope, body.limited(receive), answer)
+        finally:
             body.drop()
             counted.leave()
-            exchange.end()
+
+    def _is_shared(self, scope: Scope) -> bool:
+        """Returns whether a program of an allowed origin asks. Apps with logins of their own, whose
+        cookies browsers send, are for their own pages alone."""
+        if not self._origins or _allowed_origin(Headers(scope), self._origins) is None:
+            return False
+        mount = self._mount(scope)
+        return mount is None or not mount.own_login
 
     # --- who sends it -----------------------------------------------------------------------------
 
@@ -129,7 +148,7 @@ class Guard:
             _check_origin(headers, self.state.config, any_host=bool(self._keys))
             return
         if not self._keys:
-            _check_origin(headers, self.state.config)
+            _check_origin(headers, self.state.config, allowed=self._origins)
         is_open = not self._keys or scope["path"] in OPEN_PATHS or _is_about_server(scope)
         scope[OWNER] = LOCAL if is_open else self._keyed(headers)
 
@@ -223,13 +242,20 @@ def _key(headers: Headers) -> bytes:
     return (headers.one(b"x-api-key") or "").encode("latin-1")
 
 
-def _check_origin(headers: Headers, config: ServerConfig, any_host: bool = False) -> None:
-    """Refuses requests that a web page of another site has caused."""
+def _check_origin(
+    headers: Headers,
+    config: ServerConfig,
+    any_host: bool = False,
+    allowed: frozenset[str] = frozenset(),
+) -> None:
+    """Refuses requests that a web page of another site has caused, unless its origin is allowed."""
     host = headers.one(b"host") or ""
     if not (any_host or config.any_host or is_own_host(host, config.hosts)):
         raise HttpError(
             403, f"the Host header is {host[:100]!r}, expected a loopback name", code="host"
         )
+    if _allowed_origin(headers, allowed) is not None:
+        return
     origin = headers.one(b"origin")
     if origin is not None and _netloc(origin) != host.lower():
         raise HttpError(
@@ -238,6 +264,13 @@ def _check_origin(headers: Headers, config: ServerConfig, any_host: bool = False
     site = headers.one(b"sec-fetch-site")
     if site in ("cross-site", "same-site") and headers.one(b"sec-fetch-mode") != "navigate":
         raise HttpError(403, f"Sec-Fetch-Site is {site!r}, expected 'same-origin'", code="origin")
+
+
+def _allowed_origin(headers: Headers, allowed: frozenset[str]) -> str | None:
+    """Returns the origin of a request, if it is given once and is allowed."""
+    origins = headers.all(b"origin")
+    is_allowed = len(origins) == 1 and ("*" in allowed or origins[0] in allowed)
+    return origins[0] if is_allowed else None
 
 
 def _check_names(scope: Scope) -> None:

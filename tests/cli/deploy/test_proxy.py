@@ -64,16 +64,23 @@ class Stub:
 
 @pytest.fixture
 def stubs(tmp_path):
-    """Three stub replicas, and the URL of HAProxy in front of them."""
+    """Three stub replicas, and a client of HAProxy in front of them."""
+    with behind_haproxy(tmp_path, ServerConfig()) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def behind_haproxy(folder, config):
+    """Yields three stub replicas, and a client of HAProxy in front of them."""
     with contextlib.ExitStack() as stack:
-        stubs = [Stub(proxy.socket_of(tmp_path, n), n) for n in (1, 2, 3)]
+        stubs = [Stub(proxy.socket_of(folder, n), n) for n in (1, 2, 3)]
         for stub in stubs:
             stack.callback(stub.close)
         bound = stack.enter_context(socket.socket())
         bound.bind(("127.0.0.1", 0))
-        file = tmp_path / "cfg"
+        file = folder / "cfg"
         address, port = f"fd@{bound.fileno()}", bound.getsockname()[1]
-        file.write_text(proxy.configuration(tmp_path, 3, address, port, ServerConfig(), web=True))
+        file.write_text(proxy.configuration(folder, 3, address, port, config, web=True))
         process = subprocess.Popen(
             [proxy.program(), "-db", "-f", str(file)],
             pass_fds=[bound.fileno()], stderr=subprocess.PIPE, text=True,
@@ -336,3 +343,20 @@ def test_error_objects_have_all_fields():
     for line in map(proxy._error, *zip(*proxy._ERRORS, strict=True)):
         body = line.partition("string '")[2].rstrip("'")
         assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
+
+
+@needs_haproxy
+@pytest.mark.parametrize("allowed", [["app://notes.example", "http://[::1]:80"], ["*"]])
+def test_answers_of_haproxy_can_be_read_by_allowed_origins(tmp_path, allowed):
+    config = ServerConfig(keys={"secret-a": "ann"}, allow_origins=allowed)
+    with behind_haproxy(tmp_path, config) as (stubs, client):
+        for stub in stubs:
+            stub.is_dying = True
+        for origin in ("app://notes.example", "https://evil.example", None):
+            for path in ("/v1/models", "/login"):
+                headers = {} if origin is None else {"Origin": origin}
+                answer = client.post(path, headers=headers)
+                assert answer.status_code >= 500
+                is_allowed = path != "/login" and (origin in allowed or (origin and "*" in allowed))
+                expected = origin if is_allowed else None
+                assert answer.headers.get("access-control-allow-origin") == expected

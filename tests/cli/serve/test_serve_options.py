@@ -15,7 +15,7 @@ from lmchat.server.http.sockets import is_loopback, tcp_socket, unix_socket, url
 
 DEFAULTS = {
     "host": "127.0.0.1", "api_key": (), "api_keys": None, "insecure": False, "model_name": None,
-    "import_pages": False, "drain_seconds": 30.0, "limit": (),
+    "import_pages": False, "drain_seconds": 30.0, "limit": (), "allow_origin": (),
 }  # fmt: skip
 
 
@@ -38,6 +38,8 @@ def test_a_wrong_option_is_one_line():
         (["--log-level", "loud"], "--log-level is 'loud', expected one of debug"),
         (["--port", "70000"], "--port is 70000, expected 0 to 65535"),
         (["--drain-seconds", "-1"], "--drain-seconds is -1.0, expected 0 or more"),
+        (["--allow-origin", "https://a.example/"], "--allow-origin is 'https://a.example/'"),
+        (["--allow-origin", "*"], "--allow-origin is '*', which lets in pages of any site"),
         (["--model-name", ""], "--model-name is '', expected 1 to 256"),
         (["/no/such/folder"], "/no/such/folder"),
     ],
