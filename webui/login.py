@@ -31,15 +31,17 @@ async def log_in(logins: Logins, request: Request) -> Response:
         return page("The form has too many fields.", 400)
     except HttpError as error:
         return page(str(error), error.status)
-    response = RedirectResponse("/", 303)
-    response.set_cookie(COOKIE, value, LASTS, httponly=True, samesite="strict")
+    root = request.scope["root_path"]
+    response = RedirectResponse(f"{root}/", 303)
+    response.set_cookie(COOKIE, value, LASTS, path=f"{root}/", httponly=True, samesite="strict")
     return response
 
 
-def log_out() -> Response:
+def log_out(request: Request) -> Response:
     """Ends the login of a browser."""
-    response = RedirectResponse("/login", 303)
-    response.delete_cookie(COOKIE, httponly=True, samesite="strict")
+    root = request.scope["root_path"]
+    response = RedirectResponse(f"{root}/login", 303)
+    response.delete_cookie(COOKIE, path=f"{root}/", httponly=True, samesite="strict")
     return response
 
 

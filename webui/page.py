@@ -17,6 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 from lmchat.server import errors
 from lmchat.server.config import LOCAL, MountedApp, ServerConfig
 from lmchat.server.http.logins import Logins
+from lmchat.server.http.root_path import PATH
 from lmchat.server.sessions import archives
 from lmchat.server.state import OWNER, STATE, state_of
 from lmchat.server.unknown_routes import REFUSALS
@@ -49,7 +50,8 @@ def mounts(engine: AsyncChatEngine, config: ServerConfig) -> Iterable[MountedApp
         config: the server's configuration.
     """
     most, logins, chat = config.limits.import_body, Logins(config.keys), Chat(engine)
-    page = Page(gradio_app(chat, bool(logins)), logins, chat.tabs)
+    app = gradio_app(chat, bool(logins), config.root_path)
+    page = Page(app, logins, chat.tabs)
     files = Page(files_app(), logins, chat.tabs)
     return [
         MountedApp("/", page, own_login=True, claims=claims),
@@ -94,17 +96,18 @@ class Page:
 
     async def _own_answer(self, request: Request) -> Response | None:
         """Sets the request's owner, or returns an answer that Gradio has no part in."""
-        path, method, has_login = request.url.path, request.method, bool(self._logins)
+        path, method, has_login = request.scope[PATH], request.method, bool(self._logins)
         if has_login and path == "/login":
             return await log_in(self._logins, request) if method == "POST" else login_page()
         if has_login and path == "/logout" and method == "POST":
-            return log_out()
+            return log_out(request)
         owner = self._logins.owner(request.cookies.get(COOKIE, "")) if has_login else LOCAL
         if path in ("/login", "/logout") or (owner is None and path == "/"):
-            return RedirectResponse("/login" if owner is None else "/", 303)
+            root = request.scope["root_path"]
+            return RedirectResponse(f"{root}/login" if owner is None else f"{root}/", 303)
         tab = request.query_params.get("session_hash", "")
         if owner is None or self._tabs.is_foreign(owner, tab):
-            return PlainTextResponse("log in at /login", 401)
+            return PlainTextResponse(f"log in at {request.scope['root_path']}/login", 401)
         request.scope[OWNER] = owner
         return None
 
@@ -117,7 +120,7 @@ def files_app() -> FastAPI:
     return app
 
 
-def gradio_app(chat: Chat, has_login: bool) -> Any:
+def gradio_app(chat: Chat, has_login: bool, root_path: str = "") -> Any:
     """Returns Gradio's app. Nothing of it calls other machines."""
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
     import gradio as gr
@@ -128,10 +131,17 @@ def gradio_app(chat: Chat, has_login: bool) -> Any:
     app.mount(STATIC, StaticFiles(directory=Path(__file__).parent / "static"))
     head = (
         f'<meta name="lmchat-login" content="{int(has_login)}">'
-        f'<link rel="stylesheet" href="{STATIC}/page.css">'
-        f'<script src="{STATIC}/page.js" defer></script>'
+        f'<link rel="stylesheet" href="{root_path}{STATIC}/page.css">'
+        f'<script src="{root_path}{STATIC}/page.js" defer></script>'
     )
     off = dict.fromkeys(_OFF, False)
     return gr.mount_gradio_app(
-        app, blocks(chat), path="/", footer_links=[], theme=theme(), head=head, **off
+        app,
+        blocks(chat),
+        path="/",
+        root_path=root_path or None,
+        footer_links=[],
+        theme=theme(),
+        head=head,
+        **off,
     )

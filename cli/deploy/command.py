@@ -183,8 +183,10 @@ def _run(
         common = Common(claim.folder, arguments, start_seconds)
 
         def opened() -> None:
-            first = (usage if web else example)(url, None, name, bool(config.keys))
-            print(f"lmchat serves {name} at {url}", first, sep="\n", flush=True)
+            first = (usage if web else example)(
+                url + config.root_path, None, name, bool(config.keys)
+            )
+            print(f"lmchat serves {name} at {url}{config.root_path}", first, sep="\n", flush=True)
 
         replicas = [Replica(number, common, place) for number, place in enumerate(found, start=1)]
         launcher = Launcher(claim, haproxy, bound, replicas, common, config, web)

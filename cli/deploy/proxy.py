@@ -64,14 +64,15 @@ defaults
 {errors}
 frontend lmchat
     bind {address}
+    acl local src 127.0.0.0/8 ::1
+    http-request use-service prometheus-exporter if local {{ path /proxy/metrics }}
+{below}
     acl named req.hdr(x-session-id) -m found
     acl in_path path_reg ^/v1/(sessions|responses|conversations)/[a-z_]*[0-9a-f]{{32}}
     http-request del-header {key}
     http-request set-header {key} %[req.hdr(x-session-id)] if named
     http-request set-header {key} {part} if !named in_path
     http-request disable-l7-retry unless METH_GET or {{ req.hdr(idempotency-key) -m found }}
-    acl local src 127.0.0.0/8 ::1
-    http-request use-service prometheus-exporter if local {{ path /proxy/metrics }}
 {origins}
     {page}
     use_backend replica-%[path,field(3,/)] if {{ path_reg ^/replicas/[0-9]+/metrics$ }}
@@ -105,6 +106,9 @@ _ORIGINS = """\
     http-request set-var(txn.origin) req.hdr(origin) if {{ req.hdr(origin) -m {kind} }}{unless}
     http-after-response set-header access-control-allow-origin %[var(txn.origin)] \
 if {{ var(txn.origin) -m found }} !{{ res.hdr(access-control-allow-origin) -m found }}"""
+
+# Requests may have the root path or not; rules and replicas see them without it.
+_BELOW = "    http-request set-path %[path,regsub(^{root}/,/)] if {{ path_beg {root}/ }}"
 
 # For the metrics of one replica, also while it drains.
 _SINGLE = """\
@@ -185,6 +189,7 @@ def configuration(
         admin=admin or f'"unix@{admin_of(folder)}" mode 600',
         address=address,
         port=port,
+        below=_BELOW.format(root=config.root_path) if config.root_path else "",
         origins=_origins(config, web),
         page=_PAGE if web else "",
         key="x-lmchat-key",

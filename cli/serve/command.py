@@ -84,7 +84,8 @@ class Serving:
         await loading
         check_weights(engine.model, engine.sync.core.fingerprint)
         app = create_app(engine, self.config, mounts=apps)
-        url = f"unix:{self.uds}" if self.uds is not None else url_of(bound)
+        root = self.config.root_path
+        url = f"unix:{self.uds}" if self.uds is not None else f"{url_of(bound)}{root}"
 
         def ready() -> None:
             name = app.state.model_name
@@ -150,6 +151,13 @@ def checked(
             "https://notes.example; repeatable. *: of any, with a key.",
         ),
     ] = None,
+    root_path: Annotated[
+        str,
+        typer.Option(
+            metavar="PATH",
+            help="Path of a proxy below which the server and its page are, such as /chat.",
+        ),
+    ] = "",
     model_name: Annotated[
         str | None,
         typer.Option(help="Name of the model for clients. [default: the last part of MODEL]"),
@@ -210,6 +218,7 @@ def checked(
         drain_seconds=drain_seconds,
         limit=limit or (),
         allow_origin=allow_origin or (),
+        root_path=root_path,
     )
     find_model(model)
     return Serving(model, options, config, host, port, uds, level)

@@ -13,7 +13,6 @@ from typing import Any
 from lmchat.errors import InvalidRequest
 from lmchat.server.config import Limits, ServerConfig
 from lmchat.server.http.keys import collect
-from lmchat.server.http.origins import parse_origins
 from lmchat.server.http.sockets import is_loopback
 from turbomind.machine import parse_bytes
 
@@ -37,6 +36,7 @@ def config_of(
     drain_seconds: float,
     limit: Iterable[str],
     allow_origin: Iterable[str],
+    root_path: str,
 ) -> ServerConfig:
     """Returns the server's configuration.
 
@@ -50,6 +50,7 @@ def config_of(
         drain_seconds: time for running replies after SIGTERM.
         limit: values of --limit.
         allow_origin: values of --allow-origin.
+        root_path: path of a proxy below which the server is.
 
     Raises:
         InvalidRequest: an option is out of range, or other machines would be served without a key.
@@ -73,7 +74,8 @@ def config_of(
         drain_seconds=drain_seconds,
         import_pages=import_pages,
         model_name=model_name,
-        allow_origins=parse_origins(allow_origin, bool(keys)),
+        allow_origins=tuple(allow_origin),
+        root_path=root_path,
     )
 
 

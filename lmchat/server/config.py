@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 from lmchat.errors import InvalidRequest
+from lmchat.server.http.origins import parse_origins
+from lmchat.server.http.root_path import parse_root_path
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -103,6 +105,9 @@ class MountedApp:
 class ServerConfig:
     """The configuration of one server.
 
+    Raises:
+        InvalidRequest: an origin or the root path is malformed.
+
     Attributes:
         keys: API keys and the owners that they name. Empty: no key is needed, every request is of
             the owner "local", and only loopback Host headers are accepted.
@@ -116,6 +121,8 @@ class ServerConfig:
         model_name: name of the model for clients. None: the last part of the model's name.
         allow_origins: origins whose programs in a browser may use the API: "SCHEME://HOST[:PORT]".
             With keys also "*", which is any, and "null".
+        root_path: path of a proxy below which the server is, such as "/chat". Requests may have it
+            or not.
     """
 
     keys: Mapping[str, str] = field(default_factory=dict)
@@ -126,4 +133,10 @@ class ServerConfig:
     drain_seconds: float = 30.0
     import_pages: bool = False
     model_name: str | None = None
-    allow_origins: Collection[str] = ()
+    allow_origins: Collection[str] = frozenset()
+    root_path: str = ""
+
+    def __post_init__(self) -> None:
+        origins = parse_origins(self.allow_origins, bool(self.keys))
+        object.__setattr__(self, "allow_origins", origins)
+        object.__setattr__(self, "root_path", parse_root_path(self.root_path))

@@ -27,6 +27,7 @@ from lmchat.errors import (
     StoreError,
 )
 from lmchat.public_text import public_message
+from lmchat.server.http.root_path import PATH
 from turbomind.shown import shown
 
 MAX_MESSAGE = 1000
@@ -138,8 +139,8 @@ def error_response(error: BaseException, path: str = "") -> JSONResponse:
 
     Args:
         error: the error.
-        path: the request's path. Below `/v2` errors have the form of the Open Inference Protocol,
-            {"error": "message"}.
+        path: the request's path without the root path. Below `/v2` errors have the form of the
+            Open Inference Protocol, {"error": "message"}.
     """
     status = status_of(error)
     if status >= 500 and not isinstance(error, HttpError):
@@ -170,18 +171,18 @@ def install(app: FastAPI, refusals: Mapping[int, Callable[[Scope], HttpError]]) 
     """
 
     async def respond(request: Request, error: Exception) -> JSONResponse:
-        return error_response(error, request.scope["path"])
+        return error_response(error, request.scope[PATH])
 
     async def invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        return error_response(_invalid(error), request.scope["path"])
+        return error_response(_invalid(error), request.scope[PATH])
 
     async def http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
         if refusal := refusals.get(error.status_code):
-            return error_response(refusal(request.scope), request.scope["path"])
+            return error_response(refusal(request.scope), request.scope[PATH])
         found = HttpError(error.status_code, str(error.detail), headers=error.headers)
-        return error_response(found, request.scope["path"])
+        return error_response(found, request.scope[PATH])
 
     app.add_exception_handler(Error, respond)
     app.add_exception_handler(HttpError, respond)

@@ -7,6 +7,7 @@ from starlette.routing import Match, Mount
 from starlette.types import Scope
 
 from lmchat.server.errors import HttpError
+from lmchat.server.http.root_path import PATH
 from turbomind.shown import cut, printable
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
@@ -23,8 +24,9 @@ def no_route(scope: Scope) -> HttpError:
     message = f"no such route: {method} {_shown(scope['path'])}"
     if meant := _meant(scope):
         base = _base(scope) + (_API if meant.startswith(f"{_API}/") else "")
-        root = scope.get("root_path", "")
-        message += f", expected {method} {root}{_shown(meant)}: the base URL is {base}"
+        message += (
+            f", expected {method} {scope['root_path']}{_shown(meant)}: the base URL is {base}"
+        )
     return HttpError(404, message, code="unknown_url")
 
 
@@ -43,14 +45,14 @@ def not_allowed(scope: Scope) -> HttpError:
 def _meant(scope: Scope) -> str | None:
     """Returns the path of a route for the last parts of the request's path, without the root path;
     None: there is none."""
-    path, root = scope["path"], scope.get("root_path", "")
-    parts = [part for part in path.removeprefix(root).split("/") if part]
+    path, root = scope[PATH], scope["root_path"]
+    parts = [part for part in path.split("/") if part]
     if len(parts) > _MOST_PARTS:
         return None
     for first in range(len(parts)):
         end = "/" + "/".join(parts[first:])
         for meant in (end, _API + end):
-            if root + meant != path and _is_route(scope, scope["method"], root + meant):
+            if meant != path and _is_route(scope, scope["method"], root + meant):
                 return meant
     return None
 
@@ -70,7 +72,7 @@ def _base(scope: Scope) -> str:
     """Returns the address of the server as the client has named it."""
     host = next((value for name, value in scope["headers"] if name == b"host"), b"HOST")
     name = _shown(host.decode("latin-1"))
-    return f"{scope.get('scheme', 'http')}://{name}{scope.get('root_path', '')}"
+    return f"{scope.get('scheme', 'http')}://{name}{scope['root_path']}"
 
 
 def _shown(text: str) -> str:

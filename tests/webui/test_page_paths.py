@@ -1,5 +1,9 @@
 """The paths and headers of the page, without a browser."""
 
+import json
+import re
+from urllib.parse import urljoin
+
 import pytest
 from http_server import RunningServer
 
@@ -156,3 +160,40 @@ def test_without_keys_there_is_no_login(server):
     for path in ("/login", "/logout"):
         answer = server.client().get(path)
         assert (answer.status_code, answer.headers["location"]) == (303, "/")
+
+
+# --- below a path of a proxy ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def below():
+    with WebServer(ServerConfig(keys=KEYS, root_path="/chat")) as running:
+        yield running
+
+
+@pytest.mark.parametrize("prefix", ["", "/chat"])
+def test_below_a_path_links_and_redirects_have_it(below, prefix):
+    client = below.client()
+    assert client.get(f"{prefix}/").headers["location"] == "/chat/login"
+    form = {"name": "ann", "key": "secret-ann"}
+    answer = client.post(f"{prefix}/login", data=form)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/chat/")
+    assert "path=/chat/;" in answer.headers["set-cookie"].lower() + ";"
+    cookie = {"Cookie": answer.headers["set-cookie"].partition(";")[0]}
+    page = client.get(f"{prefix}/", headers=cookie)
+    assert page.status_code == 200
+    config = json.loads(re.search(r"window.gradio_config = (.*?);</script>", page.text)[1])
+    assert config["root"] == f"{below.url}/chat"
+    # Everything that the page loads is below the path, as its address ends with a slash.
+    loaded = re.findall(r'<(?:script|link)[^>]* (?:src|href)="([^"]*)"', page.text + config["head"])
+    assert {"/chat/page/static/page.js", "/chat/page/static/page.css"} <= set(loaded)
+    links = {urljoin("http://localhost/chat/", link).partition("?")[0] for link in loaded}
+    local = {link for link in links if "://localhost" in link and "/manifest." not in link}
+    assert any("/assets/" in link for link in local)
+    for link in local:
+        path = link.removeprefix("http://localhost")
+        assert path.startswith("/chat/")
+        assert client.get(path, headers=cookie).status_code == 200, path
+    out = client.post(f"{prefix}/logout", headers=cookie)
+    assert (out.headers["location"], out.status_code) == ("/chat/login", 303)
+    assert "path=/chat/;" in out.headers["set-cookie"].lower() + ";"

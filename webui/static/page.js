@@ -35,7 +35,7 @@
   const ask = (verb, values = {}) => write("action", JSON.stringify({ verb, ...values, number: (asked += 1) }));
 
   function visit(session) {
-    if (session !== address()) history.pushState(null, "", session ? `/?session=${session}` : "/");
+    if (session !== address()) history.pushState(null, "", session ? `./?session=${session}` : "./");
   }
 
   function open(session, closes = true) {
@@ -64,7 +64,7 @@
       event.preventDefault();
       open(one.id);
     };
-    const link = make("a", { href: `/?session=${one.id}`, title: `${one.title}\n${one.detail}`, onclick });
+    const link = make("a", { href: `./?session=${one.id}`, title: `${one.title}\n${one.detail}`, onclick });
     link.append(make("span", { textContent: one.title || "New chat" }), make("small", { textContent: one.detail }));
     link.classList.toggle("running", one.running);
     if (one.id === current()) link.setAttribute("aria-current", "page");
@@ -85,7 +85,7 @@
     if (byId("sessions-panel") === null) {
       const file = make("input", { type: "file", accept: ".zip", hidden: true, onchange: () => load(file.files[0]) });
       const buttons = [button("New chat", () => open(""), { id: "new-chat" }), button("Import", () => file.click()), file];
-      const out = make("form", { method: "post", action: "/logout" }, make("button", { textContent: "Log out" }));
+      const out = make("form", { method: "post", action: "./logout" }, make("button", { textContent: "Log out" }));
       if (document.querySelector("meta[name=lmchat-login]")?.content === "1") buttons.push(out);
       const nav = make("nav", { id: "sessions-panel", "aria-label": "Sessions" }, make("header", {}, ...buttons), make("div"));
       byId("panel-content").append(nav);
@@ -95,7 +95,7 @@
 
   async function load(file) {
     const name = `imported-${Date.now().toString(36)}`; // the name in the file may be taken
-    const answer = await fetch(`/page/v1/sessions/import?name=${name}`, { method: "POST", body: file });
+    const answer = await fetch(`./page/v1/sessions/import?name=${name}`, { method: "POST", body: file });
     const found = await answer.json();
     if (answer.ok) open(found.id);
     else tell(found.error.message);
@@ -117,7 +117,7 @@
     }
     const files = byId("session-files");
     const remove = () => confirm(`Delete "${title}" and all its branches?`) && ask("delete");
-    const links = [make("a", { href: `/page/v1/sessions/${view.session}/export`, textContent: "Export", download: "" })];
+    const links = [make("a", { href: `./page/v1/sessions/${view.session}/export`, textContent: "Export", download: "" })];
     files?.querySelector("div.files")?.remove();
     if (view.session) files?.append(make("div", { className: "files" }, ...links, button("Delete", remove)));
     if (view.unanswered && !value("box")) write("box", view.unanswered);

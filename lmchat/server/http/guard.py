@@ -2,7 +2,7 @@
 
 Everything but `/health` and `/ready` needs a key where keys are configured. Without keys only
 requests that name this machine's loopback address are accepted, so that web pages in a browser
-cannot use the server (DNS rebinding, cross-site requests). All checks use `scope["path"]`, from
+cannot use the server (DNS rebinding, cross-site requests). All checks use `scope[PATH]`, from
 which the router chooses a route.
 """
 
@@ -12,11 +12,11 @@ import hashlib
 import hmac
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from fastapi import FastAPI
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Match
 from starlette.types import Message, Receive, Scope, Send
 
@@ -26,8 +26,8 @@ from lmchat.server.http.cors import with_origins
 from lmchat.server.http.event_stream import ABORT, Disconnected
 from lmchat.server.http.exchange import Exchange
 from lmchat.server.http.mounts import MountRoute
-from lmchat.server.http.origins import parse_origins
 from lmchat.server.http.parameters import NAMING
+from lmchat.server.http.root_path import PATH, below
 from lmchat.server.state import OWNER, ServerState
 from turbomind.shown import shown
 
@@ -81,7 +81,7 @@ class Guard:
         """What all routes share."""
         self._keys = Keys(state.config.keys)
         self._mounts = mounts
-        self._origins = parse_origins(state.config.allow_origins, bool(self._keys))
+        self._origins = state.config.allow_origins
         self._shared = with_origins(self._checked, self._origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -91,9 +91,10 @@ class Guard:
         if scope["type"] != "http":
             return await send({"type": "websocket.close", "code": 1008})
         method = scope["method"]
+        scope = below(self.state.config.root_path, scope)
         if method == "HEAD":  # routes answer GET, and the exchange sends the head of their answers
-            scope = {**scope, "method": "GET"}
-        exchange = Exchange(scope, send, self.state, method, scope["path"] in OPEN_PATHS)
+            scope["method"] = "GET"
+        exchange = Exchange(scope, send, self.state, method, scope[PATH] in OPEN_PATHS)
         app = self._shared if self._is_shared(scope) else self._checked
         try:
             await app(scope, receive, exchange.send)
@@ -107,6 +108,8 @@ class Guard:
 
     async def _checked(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request if it may pass."""
+        if not scope[PATH]:  # relative links of a page need the slash at the end
+            return await _with_slash(scope)(scope, receive, send)
         mount = self._mount(scope)
         try:
             self._identify(scope, mount)
@@ -116,8 +119,8 @@ class Guard:
             body = Body(scope, self.state, mount)
             self._check_accepting(scope)
         except HttpError as error:
-            return await error_response(error, scope["path"])(scope, receive, send)
-        counted = _Counted(self.state, scope["path"] not in PROBES)
+            return await error_response(error, scope[PATH])(scope, receive, send)
+        counted = _Counted(self.state, scope[PATH] not in PROBES)
 
         async def answer(message: Message) -> None:
             if mount is not None and message["type"] == "http.response.start":
@@ -149,7 +152,7 @@ class Guard:
             return
         if not self._keys:
             _check_origin(headers, self.state.config, allowed=self._origins)
-        is_open = not self._keys or scope["path"] in OPEN_PATHS or _is_about_server(scope)
+        is_open = not self._keys or scope[PATH] in OPEN_PATHS or _is_about_server(scope)
         scope[OWNER] = LOCAL if is_open else self._keyed(headers)
 
     def _keyed(self, headers: Headers) -> str:
@@ -174,7 +177,7 @@ class Guard:
     def _check_accepting(self, scope: Scope) -> None:
         """Refuses requests that may start a generation while the server ends."""
         is_harmless = scope["method"] in ("GET", "DELETE")
-        if self.state.draining and not is_harmless and not scope["path"].endswith(_ENDING):
+        if self.state.draining and not is_harmless and not scope[PATH].endswith(_ENDING):
             raise shutting_down()
 
 
@@ -201,10 +204,16 @@ def shutting_down() -> HttpError:
     return HttpError(503, "the server is shutting down", code="shutting_down")
 
 
+def _with_slash(scope: Scope) -> Response:
+    """Returns the redirect from the root path to the path below it."""
+    query = scope["query_string"].decode("latin-1")
+    return RedirectResponse(f"{scope['root_path']}/{'?' if query else ''}{query}", 308)
+
+
 def _is_about_server(scope: Scope) -> bool:
     """Returns whether a request asks for the server itself, which a client does to see that it
     answers (RFC 9110 9.3.7)."""
-    return bool(scope["method"] == "OPTIONS" and scope["path"] == "*")
+    return bool(scope["method"] == "OPTIONS" and scope[PATH] == "*")
 
 
 def _nothing() -> None:
@@ -246,7 +255,7 @@ def _check_origin(
     headers: Headers,
     config: ServerConfig,
     any_host: bool = False,
-    allowed: frozenset[str] = frozenset(),
+    allowed: Collection[str] = (),
 ) -> None:
     """Refuses requests that a web page of another site has caused, unless its origin is allowed."""
     host = headers.one(b"host") or ""
@@ -266,7 +275,7 @@ def _check_origin(
         raise HttpError(403, f"Sec-Fetch-Site is {site!r}, expected 'same-origin'", code="origin")
 
 
-def _allowed_origin(headers: Headers, allowed: frozenset[str]) -> str | None:
+def _allowed_origin(headers: Headers, allowed: Collection[str]) -> str | None:
     """Returns the origin of a request, if it is given once and is allowed."""
     origins = headers.all(b"origin")
     is_allowed = len(origins) == 1 and ("*" in allowed or origins[0] in allowed)
@@ -325,7 +334,7 @@ class Body:
     """
 
     def __init__(self, scope: Scope, state: ServerState, mount: MountedApp | None) -> None:
-        headers, path, limits = Headers(scope), scope["path"], state.limits
+        headers, path, limits = Headers(scope), scope[PATH], state.limits
         is_import = mount is None and path == "/v1/sessions/import"
         most = mount.body if mount is not None else limits.import_body if is_import else None
         self.most = limits.body if most is None else most

@@ -12,6 +12,7 @@ from starlette.routing import Match, Mount
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lmchat.server.config import MountedApp
+from lmchat.server.http.root_path import PATH
 
 log = logging.getLogger("lmchat.server")
 
@@ -33,7 +34,7 @@ class MountRoute(Mount):
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Returns whether the app answers the request."""
         claims = self.mount.claims
-        if scope["type"] != "http" or (claims is not None and not claims(scope["path"])):
+        if scope["type"] != "http" or (claims is not None and not claims(scope[PATH])):
             return Match.NONE, {}
         return super().matches(scope)
 

@@ -23,6 +23,11 @@ async def in_thread(work: Callable[[], Result]) -> Result:
     return await shared.run(work)
 
 
+def location(request: Request, session_id: str) -> dict[str, str]:
+    """Returns the header that names the path of a new session."""
+    return {"Location": f"{request.scope['root_path']}/v1/sessions/{session_id}"}
+
+
 async def session_of(
     request: Request, session_id: Annotated[str, Path(description="id of the session")]
 ) -> Session:

@@ -17,7 +17,7 @@ from lmchat.server.http.body import JsonRoute
 from lmchat.server.http.json_answer import json_answer
 from lmchat.server.http.parameters import Details, Number, Text, TokenIds
 from lmchat.server.sessions import views
-from lmchat.server.sessions.access import Opened, in_thread
+from lmchat.server.sessions.access import Opened, in_thread, location
 from lmchat.server.sessions.bodies import CreateBody, Properties
 from lmchat.server.state import owner_of, state_of
 from lmchat.sessions.session import Session
@@ -46,7 +46,7 @@ async def create(request: Request, body: CreateBody, details: Details = False) -
                 return _opened(engine, owner, body, details, exists=False)
 
     found = await in_thread(make)
-    return await json_answer(found, 201, {"Location": f"/v1/sessions/{found['id']}"})
+    return await json_answer(found, 201, location(request, found["id"]))
 
 
 def _opened(

@@ -13,7 +13,7 @@ from lmchat.server.http.json_answer import json_answer
 from lmchat.server.http.parameters import Details, IdempotencyKey, Number
 from lmchat.server.retries import keys
 from lmchat.server.sessions import views
-from lmchat.server.sessions.access import Opened, in_thread
+from lmchat.server.sessions.access import Opened, in_thread, location
 from lmchat.server.sessions.bodies import (
     AnnotateBody,
     AppendBody,
@@ -68,7 +68,7 @@ async def fork(
         return views.whole(copy, details=details)
 
     found = await in_thread(made)
-    return await json_answer(found, 201, {"Location": f"/v1/sessions/{found['id']}"})
+    return await json_answer(found, 201, location(request, found["id"]))
 
 
 @router.post("/v1/sessions/{session_id}/warm", status_code=202)

@@ -360,3 +360,21 @@ def test_answers_of_haproxy_can_be_read_by_allowed_origins(tmp_path, allowed):
                 is_allowed = path != "/login" and (origin in allowed or (origin and "*" in allowed))
                 expected = origin if is_allowed else None
                 assert answer.headers.get("access-control-allow-origin") == expected
+
+
+@needs_haproxy
+def test_below_a_path_requests_have_it_or_not(tmp_path):
+    with behind_haproxy(tmp_path, ServerConfig(root_path="/ai/chat.x")) as (stubs, client):
+        for n in range(9):
+            path = f"/v1/sessions/{n:032x}"
+            prefixes = ("", "/ai/chat.x")
+            assert len({client.get(prefix + path).text for prefix in prefixes}) == 1
+        assert client.get("/ai/chat.x/proxy/metrics").text in {"1", "2", "3"}
+        assert "haproxy_" in client.get("/proxy/metrics").text
+        cookies = client.get("/ai/chat.x/").headers["set-cookie"]
+        assert "lmchat_replica_" in cookies
+        for path in ("/ai/chat.x", "/ai/chatxx/y"):
+            client.get(path)
+        seen = {path for stub in stubs for path in stub.paths}
+        assert seen >= {"/", "/ai/chat.x", "/ai/chatxx/y", "/proxy/metrics"}
+        assert not any(path.startswith("/ai/chat.x/") for path in seen)

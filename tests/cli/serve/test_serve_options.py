@@ -16,6 +16,7 @@ from lmchat.server.http.sockets import is_loopback, tcp_socket, unix_socket, url
 DEFAULTS = {
     "host": "127.0.0.1", "api_key": (), "api_keys": None, "insecure": False, "model_name": None,
     "import_pages": False, "drain_seconds": 30.0, "limit": (), "allow_origin": (),
+    "root_path": "",
 }  # fmt: skip
 
 
@@ -40,6 +41,8 @@ def test_a_wrong_option_is_one_line():
         (["--drain-seconds", "-1"], "--drain-seconds is -1.0, expected 0 or more"),
         (["--allow-origin", "https://a.example/"], "--allow-origin is 'https://a.example/'"),
         (["--allow-origin", "*"], "--allow-origin is '*', which lets in pages of any site"),
+        (["--root-path", "chat"], "--root-path is 'chat', expected a path such as /chat"),
+        (["--root-path", "/v1"], "--root-path is '/v1', which is a path of the server"),
         (["--model-name", ""], "--model-name is '', expected 1 to 256"),
         (["/no/such/folder"], "/no/such/folder"),
     ],

@@ -59,7 +59,7 @@ class Web:
             raise AssertionError(first + self.process.communicate()[1])
         self.usage = self.process.stdout.readline()
         self.url = first.split()[-1]
-        self.port = int(self.url.rsplit(":", 1)[-1])
+        self.port = int(self.url.split(":")[2].partition("/")[0])
 
     def kill(self) -> None:
         """Kills the process."""
