@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import gradio as gr
 
+from lmchat.server.http.exchange import EXCHANGE
 from lmchat.server.state import OWNER, STATE, ServerState
 
 from .chat import Chat, Parts, Visitor
@@ -111,6 +112,10 @@ def blocks(chat: Chat) -> Any:
 
         return call
 
+    async def tick(text: str, request: gr.Request) -> dict[Any, Any]:
+        request.request.scope[EXCHANGE].is_routine = True  # a tab asks once a second
+        return values(await chat.tick(text, _visitor(chat, request)))
+
     async def store(text: str, request: gr.Request, *given: Any) -> dict[Any, Any]:
         found = dict(zip(fields, given, strict=True))
         return values(await chat.save(found, text, _visitor(chat, request)))
@@ -126,7 +131,7 @@ def blocks(chat: Chat) -> Any:
     with page:
         shown = mark.change(show, [mark], trigger_mode="multiple", **every)
         shown.then(fill, None, **{**short, "outputs": [save, *fields.values()]})
-        timer.tick(bound(chat.tick), [mark], **short)
+        timer.tick(tick, [mark], **short)
         action.change(bound(chat.act), [action, mark], trigger_mode="multiple", **short)
         box.submit(bound(chat.send), [box, mark], **short)
         box.stop(bound(chat.stop), [mark], **short)

@@ -16,6 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from lmchat.server import errors
 from lmchat.server.config import LOCAL, MountedApp, ServerConfig
+from lmchat.server.http.exchange import EXCHANGE
 from lmchat.server.http.logins import Logins
 from lmchat.server.http.root_path import PATH
 from lmchat.server.sessions import archives
@@ -26,7 +27,7 @@ from .chat import Chat
 from .login import COOKIE, log_in, log_out
 from .login import page as login_page
 from .marks import Tabs
-from .paths import FILES, STATIC, claims
+from .paths import FILES, REPEATED, STATIC, claims
 
 if TYPE_CHECKING:
     from lmchat.aio import AsyncChatEngine
@@ -107,6 +108,7 @@ class Page:
             return RedirectResponse(f"{root}/login" if owner is None else f"{root}/", 303)
         tab = request.query_params.get("session_hash", "")
         if owner is None or self._tabs.is_foreign(owner, tab):
+            request.scope[EXCHANGE].is_routine = path in REPEATED
             return PlainTextResponse(f"log in at {request.scope['root_path']}/login", 401)
         request.scope[OWNER] = owner
         return None

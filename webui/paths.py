@@ -21,6 +21,10 @@ APP = (
 """Paths of the page and of Gradio."""
 
 
+REPEATED = ("/gradio_api/run/predict", "/gradio_api/run/predict/")
+"""Paths that an idle tab asks once a second. Its verbs have them too."""
+
+
 def claims(path: str) -> bool:
     """Returns whether the page answers a path, archives aside."""
     return re.fullmatch(APP, path) is not None and ".." not in path

@@ -156,6 +156,31 @@ def test_the_events_of_a_tab_are_its_owner_s(keyed):
     assert bob.get(path).status_code == 401
 
 
+def function_of(server, client, target):
+    """Returns the number of the page's first event of a kind, as its requests have it."""
+    page = client.get("/").text
+    config = json.loads(re.search(r"window.gradio_config = (.*?);</script>", page)[1])
+    return next(d["id"] for d in config["dependencies"] if d["targets"][0][1] == target)
+
+
+def test_what_an_idle_tab_repeats_is_logged_for_debugging_only(server, keyed, caplog):
+    caplog.set_level("DEBUG", "lmchat.server.access")
+
+    def levels(running, call, status):
+        caplog.clear()
+        client = running.client()
+        assert client.post("/gradio_api/run/predict", json=call).status_code == status
+        client.get("/health")  # the line of a request is written before the next one is answered
+        lines = [one for one in caplog.records if one.name == "lmchat.server.access"]
+        return [one.levelname for one in lines if one.getMessage().startswith("POST ")]
+
+    call = {"session_hash": "idle", "fn_index": function_of(server, server.client(), "tick")}
+    assert levels(server, {**call, "data": [""]}, 200) == ["DEBUG"]
+    call["fn_index"] = function_of(server, server.client(), "submit")
+    assert levels(server, {**call, "data": ["", ""]}, 200) == ["INFO"]
+    assert levels(keyed, {}, 401) == ["DEBUG"]
+
+
 def test_without_keys_there_is_no_login(server):
     for path in ("/login", "/logout"):
         answer = server.client().get(path)

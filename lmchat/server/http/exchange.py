@@ -11,6 +11,9 @@ from lmchat.server.state import OWNER, ServerState
 
 log = logging.getLogger("lmchat.server.access")
 
+EXCHANGE = "lmchat.exchange"
+"""Name in an ASGI scope of the request's `Exchange`."""
+
 CLIENT_CLOSED = 499
 """Status in the log and the metrics of a request whose client disconnected before the answer."""
 
@@ -23,22 +26,25 @@ class Exchange:
         send: sends the messages.
         state: the state of the server.
         method: the method that the client has sent. HEAD gets the head of the answer to GET.
-        is_probe: whether it asks for the server's health. Then 200 is logged for debugging only:
-            a proxy asks several times per second.
+        is_routine: whether a program repeats it without end, as a proxy asks for the server's
+            health several times per second. Then 200, and 401 of a page whose login has ended,
+            are logged for debugging only.
     """
 
     def __init__(
-        self, scope: Scope, send: Send, state: ServerState, method: str, is_probe: bool = False
+        self, scope: Scope, send: Send, state: ServerState, method: str, is_routine: bool = False
     ) -> None:
         self.status = CLIENT_CLOSED
         """Status of the response."""
         self.is_complete = False
         """Whether the whole response was sent."""
+        self.is_routine = is_routine
+        """Whether it is logged for debugging only. An app that gets the request may set it."""
+        scope[EXCHANGE] = self
         self._scope = scope
         self._send = send
         self._state = state
         self._method = method
-        self._is_probe = is_probe
         self._begun = time.perf_counter()
         self._is_logged = False
 
@@ -67,7 +73,7 @@ class Exchange:
             return
         self._is_logged = True
         self._state.metrics.responded(self.status)
-        level = logging.DEBUG if self._is_probe and self.status == 200 else logging.INFO
+        level = logging.DEBUG if self.is_routine and self.status in (200, 401) else logging.INFO
         if log.isEnabledFor(level):
             scope = self._scope
             path = getattr(scope.get("route"), "path", None) or "-"
