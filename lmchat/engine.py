@@ -15,7 +15,7 @@ from lmchat.bundled import find_model, name_of
 from lmchat.conversations.conversations import Conversations
 from lmchat.errors import EngineClosed, Error, InvalidRequest, NotFound
 from lmchat.generation import settings as settings_module
-from lmchat.generation.admission import MAX_QUEUE, MAX_WAIT, Admission
+from lmchat.generation.admission import MAX_QUEUE, MAX_WAIT, Admission, check_queue
 from lmchat.generation.generation import Generation
 from lmchat.generation.idle_prefill import IdlePrefill
 from lmchat.generation.observer import Observer
@@ -111,12 +111,7 @@ class ChatEngine(StatelessVerbs):
         max_open_sessions: int = MAX_OPEN,
         **engine_options: Any,
     ) -> None:
-        if isinstance(max_queue, bool) or not isinstance(max_queue, int) or max_queue < 0:
-            raise InvalidRequest(
-                f"max_queue is {shown(max_queue)}, expected an integer of 0 or more"
-            )
-        if isinstance(max_wait, bool) or not isinstance(max_wait, int | float) or not max_wait > 0:
-            raise InvalidRequest(f"max_wait is {shown(max_wait)}, expected a number above 0")
+        check_queue(max_queue, max_wait)
         check_limits(idle_close, max_open_sessions)
         self._max_queue, self._max_wait = max_queue, float(max_wait)
         with explain_open_file_limit("the engine"):

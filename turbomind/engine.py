@@ -18,9 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 import turbomind._C as _C
-from turbomind.defaults import CacheSize, defaults
+from turbomind.defaults import CacheSize
 from turbomind.descriptors import explain_open_file_limit
 from turbomind.device import device_name, gpu_options, is_automatic, model_fault, rank_count
+from turbomind.engine_options import core_options, thread_count
 from turbomind.errors import EngineClosed, Error, InternalError, InvalidRequest, ModelError
 from turbomind.handle import Handle
 from turbomind.inbox import Inbox
@@ -32,7 +33,6 @@ from turbomind.loading.loader import (
     unknown_fields_note,
 )
 from turbomind.loading.quantize import read_quantize
-from turbomind.machine import physical_cores
 from turbomind.memory_budget import check_gpu_memory, check_logits, check_memory, piece_rows
 from turbomind.params import (
     MAX_SIZE,
@@ -70,8 +70,6 @@ OPTIONS = (
 )  # fmt: skip
 _log = logging.getLogger(__name__)
 _OF_HANDLES = ("salt", "retention_priority")  # of a request, but set where a handle is opened
-_INT_MAX = (1 << 31) - 1
-_MAX_THREADS = 1024  # limit of the core's thread pool
 
 
 class Engine:
@@ -187,9 +185,7 @@ class Engine:
         gpus = gpu_options(
             device, deterministic, isa=isa, dtype=dtype, kv_dtype=kv_dtype, tp=self.tp
         )
-        self.threads = (
-            physical_cores() if threads is None else integer("threads", threads, 1, _MAX_THREADS)
-        )
+        self.threads = thread_count(threads)
         first = integer("seed", seed, 0, (1 << 64) - 1)
         if not isinstance(isa, str):
             raise InvalidRequest(f"isa is {shown(isa)}, expected a string")
@@ -197,27 +193,19 @@ class Engine:
         quantized = read_quantize(quantize, head, group_size)
         self._closed = False
 
-        def options_on(gpus: Sequence[_C.GpuOptions]) -> tuple[_C.EngineOptions, CacheSize]:
-            options, absent = _C.EngineOptions(), defaults(gpus)
-            options.prefill_chunk, options.step_ms = absent.prefill_chunk, absent.step_ms
-            options.warm_up = absent.warm_up
-            for name, value, most in (
-                ("max_batch_size", max_batch_size, _INT_MAX),
-                ("max_context_tokens", max_context_tokens, MAX_SIZE),
-                ("cache_pages", cache_pages, MAX_SIZE),
-                ("prefill_chunk", prefill_chunk, _INT_MAX),
-            ):
-                if value is not None:
-                    setattr(options, name, integer(name, value, 1, most))
-            if step_ms is not None:
-                set_option(options, "step_ms", step_ms, "a number of milliseconds")
-            if warm_up is not None:
-                set_option(options, "warm_up", warm_up, "True, False or None")
-            set_option(options, "prefix_reuse", prefix_reuse, "True or False")
-            return options, CacheSize(cache_memory, absent)
+        given = {
+            "max_batch_size": max_batch_size,
+            "max_context_tokens": max_context_tokens,
+            "cache_memory": cache_memory,
+            "cache_pages": cache_pages,
+            "prefill_chunk": prefill_chunk,
+            "step_ms": step_ms,
+            "warm_up": warm_up,
+            "prefix_reuse": prefix_reuse,
+        }
 
         def open_on(gpus: Sequence[_C.GpuOptions]) -> None:
-            options, cache = options_on(gpus)
+            options, cache = core_options(given, gpus)
             tiers = Tiers(options, host_memory, page_folder, disk_quota)
             info = describe(
                 path,

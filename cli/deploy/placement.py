@@ -12,18 +12,22 @@ from typing import Any
 import turbomind._C as _C
 from lmchat.bundled import find_model
 from lmchat.errors import InvalidRequest
-from turbomind.defaults import CPU, CacheSize
+from lmchat.generation.admission import check_queue
 from turbomind.device import gpu_options, named_device, rank_count
-from turbomind.machine import available_memory, cores, parse_bytes, physical_cores
+from turbomind.engine_options import core_options, thread_count
+from turbomind.loading.loader import check_load_format
+from turbomind.loading.quantize import read_quantize
+from turbomind.machine import available_memory, cores, physical_cores
 from turbomind.memory_budget import attention_bytes, check_parts, loading_parts, parts_of
-from turbomind.params import integer
+from turbomind.tiers import Tiers
 
 from ..options import described
 
 LAST_SECONDS = 60.0
 """Time for a replica that ends, after its time to drain: it writes its pages."""
+MOST_REPLICAS = 1024
+"""Most processes of a deployment."""
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-_MOST = (1 << 31) - 1  # of an option that the core holds as an int
 
 
 @dataclass(frozen=True)
@@ -65,8 +69,9 @@ def places(replicas: int, model: str | None, options: Mapping[str, Any]) -> list
     Raises:
         InvalidRequest: there are too few GPUs, or too little memory for all replicas together.
     """
-    if replicas < 1:
-        raise InvalidRequest(f"--replicas is {replicas}, expected 1 or more")
+    if not 1 <= replicas <= MOST_REPLICAS:
+        raise InvalidRequest(f"--replicas is {replicas}, expected 1 to {MOST_REPLICAS}")
+    _check(options)
     named = {name: options.get(name, "auto") for name in ("device", "isa", "dtype", "kv_dtype")}
     device = str(named_device(**named)[0])
     parts = split(cores()[: physical_cores()], replicas)
@@ -78,6 +83,16 @@ def places(replicas: int, model: str | None, options: Mapping[str, Any]) -> list
         Place(cpus, f"CPU {','.join(map(str, sorted(cpus)))}" if is_cpu else device, None, memory)
         for cpus in parts
     ]
+
+
+def _check(options: Mapping[str, Any]) -> None:
+    """Refuses options as the engine of a replica would, which has started by then."""
+    check_queue(**{name: options[name] for name in ("max_queue", "max_wait") if name in options})
+    core, _ = core_options(options)
+    Tiers(core, options.get("host_memory"), None, None)
+    thread_count(options.get("threads"))
+    read_quantize(*map(options.get, ("quantize", "head", "group_size")))
+    check_load_format(options.get("load_format", "auto"))
 
 
 def split(of: Sequence[frozenset[int]], replicas: int) -> list[frozenset[int]]:
@@ -118,12 +133,8 @@ def _gpus(device: str, replicas: int, ranks: int) -> list[str]:
 
 def _cache(replicas: int, model: str | None, options: Mapping[str, Any]) -> int:
     """Returns the bytes of each replica's KV cache on the CPU, once all replicas fit the memory."""
-    core = _C.EngineOptions()
-    for name in ("prefill_chunk", "max_batch_size"):
-        default = getattr(CPU, name, getattr(core, name))
-        setattr(core, name, integer(name, options.get(name, default), 1, _MOST))
-    if "host_memory" in options:
-        core.host_bytes = parse_bytes("host_memory", options["host_memory"])
+    core, cache = core_options(options)
+    Tiers(core, options.get("host_memory"), None, None)
     info = described(
         find_model(model), options, weights=options.get("load_format", "auto") != "dummy"
     )
@@ -133,7 +144,7 @@ def _cache(replicas: int, model: str | None, options: Mapping[str, Any]) -> int:
     parts = parts_of(
         info,
         core,
-        CacheSize(options.get("cache_memory")),
+        cache,
         share,
         attention_bytes(info.description, isa, max(threads, info.tp)),
     )

@@ -208,6 +208,8 @@ def checked(
         disk_quota=disk_quota,
     )
     level = log_level(log_to)
+    if not 0 <= port <= 65535:
+        raise InvalidRequest(f"--port is {port}, expected 0 to 65535")
     config = config_of(
         host=None if uds is not None else host,
         api_key=api_key or (),
@@ -238,8 +240,6 @@ def _bound(host: str, port: int, uds: Path | None) -> socket.socket:
 
     if uds is not None:
         return unix_socket(uds)
-    if not 0 <= port <= 65535:
-        raise InvalidRequest(f"--port is {port}, expected 0 to 65535")
     return tcp_socket(host, port)
 
 

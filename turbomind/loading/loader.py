@@ -429,6 +429,11 @@ def unknown_fields_note(info: ModelInfo) -> str:
     return f"{info.path}{where} has fields that {reader} does not read, ignored: {names}"
 
 
+def check_load_format(load_format: str) -> None:
+    """Raises InvalidRequest for an unknown `load_format`."""
+    _check_choice("load_format", load_format, LOAD_FORMATS)
+
+
 def _check_choice(name: str, value: object, options: tuple[str, ...]) -> None:
     if value not in options:
         raise InvalidRequest(f"{name} is {value!r}, expected one of {', '.join(options)}")
@@ -496,7 +501,7 @@ def load(
         ModelError: A weight is missing, superfluous, misshapen or not finite, or a file changed
             meanwhile.
     """
-    _check_choice("load_format", load_format, LOAD_FORMATS)
+    check_load_format(load_format)
     if load_format == "dummy":
         core = info.to_core(fingerprint(info, f"dummy {seed}"))
         builder = _C.DecoderBuilder(core, isa, threads, gpus, tile_order(isa), info.tp)

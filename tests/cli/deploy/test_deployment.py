@@ -5,6 +5,7 @@ import json
 import os
 import select
 import signal
+import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,6 +32,7 @@ from lmchat.cli.deploy import registry
 pytestmark = needs_haproxy
 
 KEY = "key-of-ann-0123456789"
+ORIGIN = "app://notes.example"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 
 
@@ -40,8 +42,14 @@ def deployment():
     with (
         stores.folder() as home,
         deployed(
-            home, "--replicas", "2", env={"LMCHAT_API_KEY": f"ann:{KEY}"}, headers=HEADERS
-        ) as found,
+            home,
+            "--replicas",
+            "2",
+            "--allow-origin",
+            ORIGIN,
+            env={"LMCHAT_API_KEY": f"ann:{KEY}"},
+            headers=HEADERS,
+        ) as found,  # fmt: skip
     ):
         yield found
 
@@ -190,6 +198,17 @@ def test_a_client_that_disconnects_ends_its_reply(deployment, client):
         deployment.wait(lambda replicas: any(r["running"] for r in replicas))
     deployment.wait(lambda replicas: not any(r["running"] for r in replicas))
     assert len(tokens(client, path)) < MOST
+
+
+def test_only_the_user_reaches_the_sockets(deployment):
+    sockets = [path for path in deployment.folder.iterdir() if path.is_socket()]
+    assert {path.name for path in sockets} >= {"control", "haproxy", "replica-1", "replica-2"}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in sockets} == {0o600}
+
+
+def test_options_of_serve_reach_the_replicas(client):
+    answer = client.get("/v1/models", headers={"Origin": ORIGIN})
+    assert answer.headers["access-control-allow-origin"] == ORIGIN
 
 
 def test_a_missing_key_is_refused(deployment):

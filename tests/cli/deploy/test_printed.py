@@ -206,7 +206,7 @@ def test_a_file_of_keys_is_named_and_a_key_of_the_environment_refused(
     ("arguments", "message"),
     [
         (["--port=0"], "--port is 0, expected 1 to 65535"),
-        (["--port=65536"], "--port is 65536, expected 1 to 65535"),
+        (["--port=65536"], "--port is 65536, expected 0 to 65535"),
         (["--host=0.0.0.0"], "which other machines can reach"),
         (["--host=no.such.host.invalid", "--insecure"], "expected an address"),
     ],

@@ -32,7 +32,9 @@ def refused(*arguments):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--replicas", "0"], "--replicas is 0, expected 1 or more"),
+        (["--replicas", "0"], "--replicas is 0, expected 1 to 1024"),
+        (["--replicas", "1025"], "--replicas is 1025, expected 1 to 1024"),
+        (["--replicas", "1000000000"], "--replicas is 1000000000, expected 1 to 1024"),
         (["--replicas", "2", "--host", "0.0.0.0"], "which other machines can reach, and there is"),
         (["--replicas", "2", "--cache-memory", "1TiB"], "that each of 2 replicas may use now"),
         (["--replicas", "2", "--cache-memory", "many"], "cache_memory is 'many'"),
@@ -50,6 +52,27 @@ def refused(*arguments):
 )
 def test_wrong_options_are_refused(arguments, message):
     assert message in refused(*arguments)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--threads", "0"), ("--max-context-tokens", "0"), ("--step-ms", "-1"),
+        ("--step-ms", "nan"), ("--max-batch-size", "5000"), ("--prefill-chunk", "0"),
+        ("--load-format", "half"),
+        ("--max-queue", "-1"), ("--max-wait", "0"), ("--host-memory", "lots"), ("--tp", "0"),
+        ("--quantize", "int3"), ("--group-size", "7"), ("--dtype", "int8"), ("--isa", "z80"),
+        ("--device", "tpu"), ("--kv-dtype", "int8"), ("--disk-quota", "much"), ("--port", "70000"),
+        ("--rope-length", "0"), ("--limit", "x=1"), ("--log-level", "loud"), ("--model-name", ""),
+        ("--allow-origin", "x"), ("--root-path", "x"), ("--cache-memory", "0"),
+        ("--api-keys", "/no/such/file"),
+    ],
+)  # fmt: skip
+def test_an_option_that_serve_refuses_is_refused_in_its_words(option, monkeypatch, tmp_path):
+    monkeypatch.setenv("LMCHAT_HOME", str(tmp_path))
+    served = CliRunner().invoke(app, ["serve", "--port", "0", *option])
+    assert isinstance(served.exception, Error), served.output
+    assert refused("--replicas", "2", *option) == str(served.exception)
 
 
 def test_a_page_that_other_machines_reach_needs_a_key():
