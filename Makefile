@@ -78,10 +78,14 @@ $(STAMPS)/build: requirements/build.txt | $(PY)
 	@$(PIP) -r requirements/build.txt
 	@mkdir -p $(STAMPS) && touch $@
 
-# Editable: a changed Python file needs nothing; a change of these files builds again.
+# Editable: a changed Python file needs nothing; a change of these files builds again. The links are
+# for type checkers, which read folders in .pth files and not the import hook of setuptools.
 $(STAMPS)/package: $(STAMPS)/build pyproject.toml setup.py $(SOURCES)
 	@echo "building turbomind._C and installing lmchat (minutes the first time)"
 	@$(PIP) --no-build-isolation --editable .
+	@mkdir -p build/sources && ln -sfn ../../lmchat ../../turbomind build/sources/
+	@$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  | while read -r site; do echo "$(CURDIR)/build/sources" >"$$site/lmchat_sources.pth"; done
 	@touch $@
 
 $(STAMPS)/web: requirements/web.txt $(STAMPS)/build

@@ -14,7 +14,6 @@ import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from types import TracebackType
 from typing import (
-    TYPE_CHECKING,
     Any,
     Concatenate,
     Literal,
@@ -22,6 +21,8 @@ from typing import (
     TypeVar,
     overload,
 )
+
+from typing_extensions import Unpack
 
 from lmchat.aio_stream import AsyncFollower, AsyncReplyStream, end_of
 from lmchat.aio_threads import Threads, shared
@@ -39,12 +40,7 @@ from lmchat.store.protocol import Store
 from lmchat.store.turns import Turn
 from lmchat.text.template_class import TemplateInfo
 from lmchat.text.tokenizer import Tokenizer
-from turbomind import ModelInfo
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from turbomind import Forecast, Residence
+from turbomind import Forecast, ModelInfo, Residence
 
 __all__ = ["AsyncChatEngine", "AsyncReplyStream", "AsyncSession"]
 

@@ -8,6 +8,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
+from datetime import datetime  # noqa: F401 - a hint of SessionInfo, which is evaluated here
 from types import TracebackType
 from typing import Any, NoReturn
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any, Literal, overload
+
+from typing_extensions import Unpack
 
 from lmchat.conversations.conversations import Conversations
 from lmchat.errors import InvalidRequest
@@ -18,9 +20,6 @@ from lmchat.store.protocol import check_text
 from turbomind import Engine
 from turbomind.params import token_id_list
 from turbomind.shown import shown
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class StatelessVerbs:

@@ -12,10 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import Unpack
 
 import turbomind._C as _C
 from turbomind.defaults import CacheSize
@@ -38,6 +39,8 @@ from turbomind.params import (
     MAX_SIZE,
     REQUEST,
     SAMPLING,
+    RequestSettings,
+    StreamSettings,
     integer,
     refuse_unknown,
     request_options,
@@ -56,11 +59,6 @@ from turbomind.tiers import (
     key_list,
     warn_of_last_saves,
 )
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from turbomind.params import RequestSettings, StreamSettings
 
 OPTIONS = (
     "device", "dtype", "quantize", "head", "group_size", "kv_dtype", "threads", "max_batch_size",

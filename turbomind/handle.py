@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import Unpack
 
 import turbomind._C as _C
 from turbomind.errors import EngineClosed, Error, InvalidRequest
@@ -16,6 +17,7 @@ from turbomind.inbox import Inbox
 from turbomind.params import (
     MAX_SIZE,
     SAMPLING,
+    HandleSettings,
     integer,
     refuse_unknown,
     request_options,
@@ -25,11 +27,6 @@ from turbomind.params import (
 )
 from turbomind.shown import shown
 from turbomind.stream import LoopReader, Stream, collect
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from turbomind.params import HandleSettings
 
 
 class HandleOwner(Protocol):

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
+from typing import Any, Literal, NoReturn, overload
 from urllib.parse import quote
+
+from typing_extensions import Unpack
 
 from lmchat.client.generation import RemoteGeneration
 from lmchat.client.http import Connection
@@ -30,9 +32,6 @@ from lmchat.store.protocol import check_name
 from lmchat.text.template_class import TemplateInfo
 from turbomind import Residence, Stats
 from turbomind.shown import shown
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 _PAGE = 100  # sessions of one request
 _PIECE = 1 << 20  # bytes of an archive that are sent at once

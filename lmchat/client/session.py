@@ -8,9 +8,10 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn, Protocol, overload
+from typing import IO, Any, Literal, NoReturn, Protocol, overload
 
 import httpx
+from typing_extensions import Unpack
 
 from lmchat.archive.archive import replacing
 from lmchat.archive.transfer import Exported
@@ -26,9 +27,6 @@ from lmchat.sessions.branches import Branch
 from lmchat.store.turns import Turn
 from turbomind import Residence
 from turbomind.shown import shown
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class Opener(Protocol):

@@ -9,8 +9,11 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, overload
+from typing import Any, Literal, NoReturn, Protocol, overload
 
+from typing_extensions import Unpack
+
+from lmchat.archive.transfer import Exported
 from lmchat.errors import Error, InvalidRequest, NotFound, SessionBusy
 from lmchat.generation.generation import Generation, Reply, ReplyStream
 from lmchat.generation.reply_stream import Follower
@@ -43,11 +46,6 @@ from lmchat.store.records import SessionRecord
 from lmchat.store.turns import Turn, TurnTree
 from turbomind import Residence
 from turbomind.shown import shown
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from lmchat.archive import Exported
 
 __all__ = ["Branch", "Registry", "Session"]
 

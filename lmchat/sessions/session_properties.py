@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+from typing_extensions import Unpack
 
 from lmchat.errors import InvalidRequest
 from lmchat.generation.settings import GenerationSettings
@@ -18,9 +20,6 @@ from lmchat.store.protocol import check_mapping, check_metadata, check_tags, che
 from lmchat.store.records import SessionRecord
 from lmchat.store.turns import Turn
 from lmchat.text.prompt import check_history
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 MAX_TITLE = 10_000  # characters, as in archives
 
