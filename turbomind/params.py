@@ -7,6 +7,7 @@ expected.
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 import secrets
 from collections.abc import Iterable, Mapping, Sequence, Set, Sized
@@ -143,6 +144,7 @@ SAMPLING = {
     "logprobs": "a small integer of at least 0, or None for none",
 }
 MAX_SIZE = 1 << 62
+_NUMBER_KINDS = "iufO"  # of numpy's dtypes
 MOST_ENTRIES = {
     "logit_bias": 16_384,
     "bad_words": 4_096,
@@ -187,6 +189,44 @@ def check_count(name: str, value: object) -> None:
                 )
 
 
+def _is_number(value: Any) -> bool:
+    """Returns whether a value may be a number of any library. A truth value is not one, an array
+    without dimensions is."""
+    dtype = getattr(value, "dtype", None)
+    if dtype is None:
+        return not isinstance(value, bool)
+    return getattr(dtype, "kind", "O") in _NUMBER_KINDS and "bool" not in str(dtype)
+
+
+def integer_of(value: Any) -> int:
+    """Returns an integer of any library as an int. Raises TypeError for anything else."""
+    if not _is_number(value):
+        raise TypeError(f"{type(value).__name__} is not an integer")
+    return operator.index(value)
+
+
+def number_of(value: Any) -> float:
+    """Returns a number of any library as a float. Raises TypeError for anything else, and NaN."""
+    kind = type(value)
+    has_value = hasattr(kind, "__float__") or hasattr(kind, "__index__")
+    if not has_value or not _is_number(value) or math.isnan(value):
+        raise TypeError(f"{kind.__name__} is not a number")
+    return float(value)
+
+
+def items_of(value: Any) -> Iterable[Any]:
+    """Returns an iterable as it is. Raises TypeError where its items are characters, bytes or
+    keys."""
+    if isinstance(value, str | bytes | bytearray | Mapping) or not isinstance(value, Iterable):
+        raise TypeError(f"{type(value).__name__} is not a list")
+    return value
+
+
+def ids_of(value: Any) -> list[int]:
+    """Returns the token ids in an iterable. Raises TypeError for anything else."""
+    return [integer_of(item) for item in items_of(value)]
+
+
 def integer(name: str, value: Any, low: int, high: int) -> int:
     """Returns `value` as an int, also from a numpy integer.
 
@@ -194,7 +234,7 @@ def integer(name: str, value: Any, low: int, high: int) -> int:
         InvalidRequest: The value is no integer from `low` to `high`.
     """
     try:
-        number = None if isinstance(value, bool) else operator.index(value)
+        number: int | None = integer_of(value)
     except TypeError:
         number = None
     if number is None or not low <= number <= high:
@@ -209,7 +249,9 @@ def set_option(target: Any, name: str, value: Any, expected: str) -> None:
         if any(isinstance(value, kind) != isinstance(now, kind) for kind in (bool, str)):
             raise TypeError
         if isinstance(now, int) and not isinstance(now, bool):
-            value = operator.index(value)
+            value = integer_of(value)
+        elif isinstance(now, float):
+            value = number_of(value)
         setattr(target, name, value)
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidRequest(f"{name} is {shown(value)}, expected {expected}") from error
@@ -237,20 +279,28 @@ def sampling_params(
         if value is None:
             continue
         check_count(name, value)
-        if name == "logit_bias" and isinstance(value, Mapping):
-            value = list(value.items())
-        elif name in MOST_ENTRIES and not isinstance(value, str):
-            try:
-                value = list(itertools.islice(value, MOST_ENTRIES[name] + 1))
-            except TypeError as error:
-                raise wrong(name, value, SAMPLING[name]) from error
-            check_count(name, value)
+        if name in MOST_ENTRIES:
+            value = _entries(name, value)
         set_option(params, name, value, SAMPLING[name])
         if name in _LEAST and value < _LEAST[name]:
             raise wrong(name, value, SAMPLING[name])
     if given.get("seed") is None:
         params.seed = secrets.randbits(63)
     return params, params.seed
+
+
+def _entries(name: str, value: Any) -> list[Any]:
+    """Returns the value of a setting that is a list, as the core takes it."""
+    try:
+        if name == "logit_bias":
+            if not isinstance(value, Mapping):
+                raise TypeError
+            return [(integer_of(i), number_of(bias)) for i, bias in value.items()]
+        listed = list(itertools.islice(items_of(value), MOST_ENTRIES[name] + 1))
+        check_count(name, listed)
+        return [ids_of(word) for word in listed] if name == "bad_words" else ids_of(listed)
+    except TypeError as error:
+        raise wrong(name, value, SAMPLING[name]) from error
 
 
 def request_options(given: Mapping[str, Any], kind: str = "generate") -> _C.RequestOptions:
@@ -271,7 +321,7 @@ def token_id_list(token_ids: Iterable[int], vocab: int, name: str = "token_ids")
             f"{name} is a {type(token_ids).__name__}, expected a sequence of token ids"
         )
     try:
-        ids = [operator.index(i) for i in token_ids]
+        ids = ids_of(token_ids)
     except TypeError as error:
         raise InvalidRequest(f"{name} holds a value that is not an integer: {error}") from error
     if ids and not (min(ids) >= 0 and max(ids) < vocab):

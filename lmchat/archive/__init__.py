@@ -9,7 +9,8 @@ Not here: commands and dialogues about archives (`cli/sessions`).
 
 from lmchat.archive.archive import Archive, read_archive, write_archive
 from lmchat.archive.pages import ArchivePage
-from lmchat.archive.transfer import Exported, export_session, import_session
+from lmchat.archive.transfer import export_session, import_session
+from lmchat.store.records import Exported
 
 __all__ = [
     "Archive",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lmchat.archive.archive import Archive, read_archive, write_archive
@@ -16,29 +16,12 @@ from lmchat.archive.pages import ArchivePage, page_places
 from lmchat.errors import InvalidRequest
 from lmchat.page_size import PAGE_TOKENS
 from lmchat.store.protocol import Store, check_name
-from lmchat.store.records import SessionRecord, now
+from lmchat.store.records import Exported, SessionRecord, now
 
 if TYPE_CHECKING:
     from turbomind.pages import PageStore
 
 Notify = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Exported:
-    """The result of an export.
-
-    Attributes:
-        path: the file.
-        turns: turns of all branches.
-        pages: pages, one per cache group.
-        bytes: size of the file.
-    """
-
-    path: str
-    turns: int
-    pages: int
-    bytes: int
 
 
 def export_session(

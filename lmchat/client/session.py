@@ -14,7 +14,6 @@ import httpx
 from typing_extensions import Unpack
 
 from lmchat.archive.archive import replacing
-from lmchat.archive.transfer import Exported
 from lmchat.client.generation import LINGER, RemoteGeneration
 from lmchat.client.http import ANSWER_SECONDS, Connection
 from lmchat.client.record import DETAILS, RemoteRecord
@@ -24,6 +23,7 @@ from lmchat.generation.reply import Reply
 from lmchat.generation.reply_stream import Follower, ReplyStream
 from lmchat.generation.settings import GenerationSettings
 from lmchat.sessions.branches import Branch
+from lmchat.store.records import Exported
 from lmchat.store.turns import Turn
 from turbomind import Residence
 from turbomind.shown import shown

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import math
-import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from lmchat.errors import InvalidRequest, ModelError
-from turbomind.params import SAMPLING, check_count, refuse_unknown, sampling_params, wrong
+from turbomind.params import (
+    SAMPLING,
+    check_count,
+    ids_of,
+    integer_of,
+    items_of,
+    number_of,
+    refuse_unknown,
+    sampling_params,
+    wrong,
+)
 from turbomind.shown import shown
 
 SETTINGS: dict[str, str] = {
@@ -352,14 +360,14 @@ def _plain(name: str, value: Any) -> Any:
         if name in _FLAGS:
             return _flag(value)
         if name in _INTEGERS:
-            return _integer(value)
+            return integer_of(value)
         if name in _NUMBERS:
-            return _number(value)
+            return number_of(value)
         if name in _ID_LISTS:
-            return _ids(value)
+            return ids_of(value)
         if name == "bad_words":
             return _words(value)
-        return {_integer(_key(i)): _bias(bias) for i, bias in value.items()}  # logit_bias
+        return {integer_of(_key(i)): _bias(bias) for i, bias in value.items()}  # logit_bias
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise wrong(name, value, expected) from error
 
@@ -370,30 +378,8 @@ def _flag(value: Any) -> bool:
     return value
 
 
-def _integer(value: Any) -> int:
-    if isinstance(value, bool):
-        raise TypeError
-    return operator.index(value)
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool | str | bytes) or math.isnan(value):
-        raise TypeError
-    return float(value)
-
-
-def _items(value: Any) -> list[Any]:
-    if isinstance(value, str | bytes | Mapping):
-        raise TypeError
-    return list(value)
-
-
-def _ids(value: Any) -> list[int]:
-    return [_integer(i) for i in _items(value)]
-
-
 def _words(value: Any) -> list[list[int]]:
-    words = [_ids(word) for word in _items(value)]
+    words = [ids_of(word) for word in items_of(value)]
     if not all(words):
         raise ValueError
     return words
@@ -404,14 +390,14 @@ def _key(value: Any) -> Any:
 
 
 def _bias(value: Any) -> float:
-    bias = _number(value)
+    bias = number_of(value)
     if bias > _LARGEST:
         raise ValueError
     return bias
 
 
 def _stop_strings(value: Any) -> list[str]:
-    texts = [value] if isinstance(value, str) else _items(value)
+    texts = [value] if isinstance(value, str) else list(items_of(value))
     if len(texts) > MOST_STOPS:
         raise InvalidRequest(
             f"stop_strings has {len(texts)} entries, expected at most {MOST_STOPS}"

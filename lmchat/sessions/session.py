@@ -13,7 +13,6 @@ from typing import Any, Literal, NoReturn, Protocol, overload
 
 from typing_extensions import Unpack
 
-from lmchat.archive.transfer import Exported
 from lmchat.errors import Error, InvalidRequest, NotFound, SessionBusy
 from lmchat.generation.generation import Generation, Reply, ReplyStream
 from lmchat.generation.reply_stream import Follower
@@ -42,7 +41,7 @@ from lmchat.sessions.session_properties import SessionSettings
 from lmchat.sessions.session_writer import Change, Moved
 from lmchat.store.once import Once
 from lmchat.store.protocol import check_mapping, check_name, check_tags, check_text
-from lmchat.store.records import SessionRecord
+from lmchat.store.records import Exported, SessionRecord
 from lmchat.store.turns import Turn, TurnTree
 from turbomind import Residence
 from turbomind.shown import shown

@@ -165,6 +165,23 @@ class Summary:
 
 
 @dataclass(frozen=True)
+class Exported:
+    """The result of an export.
+
+    Attributes:
+        path: the file.
+        turns: turns of all branches.
+        pages: pages, one per cache group.
+        bytes: size of the file.
+    """
+
+    path: str
+    turns: int
+    pages: int
+    bytes: int
+
+
+@dataclass(frozen=True)
 class TurnStart:
     """The start of a generation, persisted before its first token.
 

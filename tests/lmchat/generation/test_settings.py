@@ -3,6 +3,8 @@
 import inspect
 import json
 import math
+from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -91,6 +93,60 @@ def test_what_cannot_be_is_refused_by_name_and_value(name, value):
             [repr(value), *(repr(v) for v in value)] if isinstance(value, list) else [repr(value)]
         )
         assert any(text in str(caught.value) for text in shown)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "plain"),
+    [
+        ("temperature", np.float32(0.5), 0.5),
+        ("temperature", np.array(0.5), 0.5),
+        ("temperature", np.int64(0), 0.0),
+        ("temperature", Decimal("0.5"), 0.5),
+        ("top_p", Fraction(1, 2), 0.5),
+        ("top_k", np.uint8(4), 4),
+        ("seed", np.uint64(1 << 63), 1 << 63),
+        ("stop_token_ids", np.array([5, 6], np.uint16), [5, 6]),
+        ("bad_words", np.array([[5, 6]]), [[5, 6]]),
+        ("logit_bias", {np.int64(5): np.float32(1.5)}, {5: 1.5}),
+    ],
+)
+def test_numbers_of_other_libraries_are_taken(name, value, plain):
+    stored = validate({name: value})[name]
+    assert (stored, type(stored)) == (plain, type(plain))
+    core, same = (getattr(sampling_params({name: v}, ())[0], name) for v in (value, plain))
+    assert core == same
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", np.True_),
+        ("temperature", np.array(True)),
+        ("temperature", np.array("0.5")),
+        ("temperature", bytearray(b"1")),
+        ("temperature", 1j),
+        ("top_k", np.True_),
+        ("top_k", np.float64(4)),
+        ("stop_token_ids", b"56"),
+        ("stop_token_ids", bytearray(b"56")),
+        ("stop_token_ids", {5: 1}),
+        ("stop_token_ids", [True]),
+        ("stop_token_ids", np.array([True])),
+        ("stop_token_ids", np.array([5.0])),
+        ("eos_token_ids", [np.True_]),
+        ("bad_words", [b"56"]),
+        ("bad_words", [{5: 1}]),
+        ("logit_bias", [(5, 1.5)]),
+        ("logit_bias", {True: 1.0}),
+        ("logit_bias", {5: True}),
+        ("logit_bias", {5: "1"}),
+    ],
+)
+def test_what_only_looks_like_a_number_is_refused_by_both(name, value):
+    """By the settings of sessions and by the core's, which `turbomind` takes."""
+    for take in (validate, lambda settings: sampling_params(settings, ())):
+        with pytest.raises(InvalidRequest, match=f"{name} is .*, expected"):
+            take({name: value})
 
 
 @pytest.mark.parametrize("name", ["temprature", "attempt", "priority", "salt", ""])
