@@ -6,6 +6,7 @@ import time
 import pytest
 from broken_client import RawRequest
 from http_server import RunningServer
+from pace import slow_steps
 
 from lmchat.server import ServerConfig
 from lmchat.server.retries import door as door_module
@@ -119,13 +120,14 @@ def test_a_whole_history_is_compared_as_it_was_sent(server, client, body):
 
 def test_a_reply_that_a_client_stopped_is_not_continued(server, client, body):
     body["max_tokens"] = VERY_LONG
-    request = RawRequest(
-        server.port, CHAT, {**body, "stream": True}, Authorization="Bearer key-of-ann"
-    )
-    request.read_until(b"data: ", 4)
-    session = session_of(server, body)
-    assert client.post(f"/v1/sessions/{session.id}/stop").json()["stopped"]
-    request.close()
+    with slow_steps():  # what is cut and a second reply of this length fit the context together
+        request = RawRequest(
+            server.port, CHAT, {**body, "stream": True}, Authorization="Bearer key-of-ann"
+        )
+        request.read_until(b"data: ", 4)
+        session = session_of(server, body)
+        assert client.post(f"/v1/sessions/{session.id}/stop").json()["stopped"]
+        request.close()
     assert client.post(CHAT, json=body).status_code == 200
     assert len(questions(server, body)) == 2
 
@@ -133,8 +135,9 @@ def test_a_reply_that_a_client_stopped_is_not_continued(server, client, body):
 def test_a_stop_after_the_client_has_left_counts(server, client):
     path = client.post("/v1/sessions", json={}).headers["location"]
     body = {"text": "one", "settings": {"max_new_tokens": VERY_LONG, **SETTINGS}, "detach": True}
-    leave(server, f"{path}/turns", body)
-    assert client.post(f"{path}/stop").json()["stopped"]
+    with slow_steps():
+        leave(server, f"{path}/turns", body)
+        assert client.post(f"{path}/stop").json()["stopped"]
     assert client.post(f"{path}/turns", json=body).status_code == 200
     assert len(client.get(path).json()["turns"]) == 4
 
