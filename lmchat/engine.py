@@ -144,7 +144,7 @@ class ChatEngine(StatelessVerbs):
             text = read_text(info)
             template = text.template
             builder = PromptBuilder(text.tokenizer, template, info.eos_token_ids)
-            self.core.set_eos_token_ids(builder.end_token_ids)
+            self.core.eos_token_ids = builder.end_token_ids
             model_settings = settings_module.from_generation_config(info.generation_defaults)
             pages = LowerTiers(self.core, tiers.get("page_folder"), tiers.get("disk_quota"))
             durability = Durability(store, pages)

@@ -59,6 +59,10 @@ class StoreError(Error):
     """The store of sessions cannot be read or written."""
 
 
+class StoreClosed(EngineClosed, StoreError):
+    """The store of sessions was closed, with the engine that had opened it."""
+
+
 class Overloaded(Error):
     """Too many requests are waiting.
 

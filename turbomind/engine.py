@@ -288,15 +288,12 @@ class Engine:
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Token ids that end a generation unless `ignore_eos`."""
+        """Token ids that end a generation unless `ignore_eos`. Others can be set for generations to
+        come; those outside of the vocabulary are left out."""
         return self.info.eos_token_ids
 
-    def set_eos_token_ids(self, ids: Iterable[int]) -> None:
-        """Sets the token ids that end the generations to come unless `ignore_eos`.
-
-        Args:
-            ids: The ids. Those outside of the vocabulary are left out.
-        """
+    @eos_token_ids.setter
+    def eos_token_ids(self, ids: Iterable[int]) -> None:
         known = (i for i in dict.fromkeys(ids) if 0 <= i < self.vocab_size)
         self.info = replace(self.info, eos_token_ids=tuple(known))
 

@@ -146,9 +146,16 @@ class SessionRegistry:
         store = self._runtime.store
         record = store.add(record) if record.name else store.add_numbered(record)
         session = Session(self._runtime, record, self, handles)
-        session.fresh = True
         with self._lock:
-            self._register(session)
+            known = self._known(record.id)  # another thread may have found it in the store
+            if known is not None and known.state is not State.CLOSED:
+                session, unused = known, session
+            else:
+                unused = None
+                self._register(session)
+        if unused is not None:
+            unused._context.close()
+        session.fresh = True
         self.used(session)
         return session
 

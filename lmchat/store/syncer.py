@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from lmchat.errors import Error, StoreError
+from lmchat.errors import Error, StoreClosed, StoreError
 from lmchat.store.protocol import Stale, Store
 from lmchat.store.records import Lease
 
@@ -192,6 +192,8 @@ class Durability:
         for lease in ending:
             try:
                 self._store.release(lease)
+            except StoreClosed:  # the process ends without closing the engine, and the lease too
+                continue
             except Exception as error:  # the lease ends with this process or the next turn
                 logging.getLogger(__name__).warning("a lease could not be released: %s", error)
                 if wait:  # else a full disk would lock the session for other processes

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
-from lmchat.errors import InvalidRequest, StoreError
+from lmchat.errors import InvalidRequest, StoreClosed, StoreError
 from lmchat.store.data_directory import private_file
 from lmchat.store.sqlite import schema, search_index
 from lmchat.store.sqlite.checkpointer import Checkpointer
@@ -480,7 +480,7 @@ class Database:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise StoreError(f"the store {self.path} is closed")
+            raise StoreClosed(f"the store {self.path} is closed")
 
     # --- errors ------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import pytest
 from stores import FaultyStore
 
 import lmchat
-from lmchat.errors import InvalidRequest, NotFound, SessionBusy
+from lmchat.errors import EngineClosed, InvalidRequest, NotFound, SessionBusy
 from lmchat.generation.state import State
 from lmchat.store.memory_store import MemoryStore
 
@@ -222,3 +222,66 @@ def test_threads_that_open_one_name_get_one_session(stored):
             thread.join()
         assert len(found) == 4
         assert len(set(map(id, found))) == 1
+
+
+class _Found(MemoryStore):
+    """A store in which another thread finds a new session before it is open here."""
+
+    def __init__(self):
+        super().__init__()
+        self.look = None
+
+    def add(self, record):
+        stored = super().add(record)
+        self.look(record.name)
+        return stored
+
+    def add_numbered(self, record):
+        stored = super().add_numbered(record)
+        self.look(stored.name)
+        return stored
+
+
+def test_a_name_is_one_object_whoever_finds_it_first():
+    store, found = _Found(), []
+    with opened(store) as engine:
+        store.look = lambda name: found.append(engine._registry.find("local", name))
+        assert engine.session("new") is found[-1]
+        assert engine.session("new") is found[-1]
+        source = engine.session("source")
+        source.send("hello", **GREEDY)
+        copy = source.fork("copy")
+        assert copy is found[-1]
+        assert copy.send("and now", **GREEDY).finish_reason == "length"
+        assert engine.session() is found[-1]
+        del found[:]
+
+
+def test_names_of_several_threads_at_once_are_one_object(tmp_path):
+    with opened(str(tmp_path)) as engine:
+        for number in range(40):
+            start, sessions = threading.Barrier(4), []
+
+            def make(start=start, sessions=sessions, number=number):
+                start.wait()
+                sessions.append(engine.session(f"s{number}"))
+
+            threads = [threading.Thread(target=make) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert len(set(map(id, sessions))) == 1
+
+
+def test_a_closed_engine_says_so_at_every_door(tmp_path):
+    """Also where its store is asked: it was a StoreError."""
+    engine = opened(str(tmp_path))
+    session = engine.session("a")
+    session.send("hello", **GREEDY)
+    engine.close()
+    for call in (engine.sessions, session.stop, session.turns.__len__, engine.stats):
+        with contextlib.suppress(EngineClosed, NotFound):
+            call()
+    with pytest.raises(EngineClosed):
+        engine._runtime.store.summaries()
