@@ -28,6 +28,7 @@ from lmchat.aio_stream import AsyncFollower, AsyncReplyStream, end_of
 from lmchat.aio_threads import Threads, shared
 from lmchat.engine import ChatEngine
 from lmchat.errors import EngineClosed
+from lmchat.forks import watch
 from lmchat.generation.admission import MAX_QUEUE, MAX_WAIT
 from lmchat.generation.generation import Generation, Reply
 from lmchat.generation.scoring import Scoring
@@ -67,6 +68,7 @@ class AsyncSession:
     itself."""
 
     def __init__(self, session: Session, threads: Threads | None = None) -> None:
+        watch(self)
         self.sync = session
         self._threads = threads or shared
 
@@ -386,6 +388,7 @@ class AsyncChatEngine:
         """Loads the model, unless it is loaded."""
         if self._engine is None:
             self._engine = await self._threads.run(self._make)
+            watch(self)
         return self
 
     @property

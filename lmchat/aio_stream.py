@@ -16,6 +16,7 @@ from types import TracebackType
 
 from lmchat.aio_threads import Threads, shared
 from lmchat.errors import Error
+from lmchat.forks import watch
 from lmchat.generation.generation import Generation
 from lmchat.generation.parts import Cursor, Delta, Progress
 from lmchat.generation.reader import after_read
@@ -107,6 +108,7 @@ class AsyncReplyStream:
         ending: Generation | None = None,
         threads: Threads | None = None,
     ) -> None:
+        watch(self)
         self._starter = _Starter(start, threads or shared)
         self._ending = ending
         self._pending: list[Delta | Progress] = []
@@ -243,6 +245,7 @@ class AsyncFollower:
     """
 
     def __init__(self, follower: Follower) -> None:
+        watch(self)
         self._follower = follower
         self._pending: list[Delta | Progress] = []
         self._wake_up = _WakeUp(follower.listen)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
@@ -23,7 +24,8 @@ class Threads:
     """An executor of one engine. Its threads start when they are needed."""
 
     def __init__(self, count: int = THREADS) -> None:
-        self._executor = ThreadPoolExecutor(count, thread_name_prefix="lmchat-aio")
+        self._count = count
+        self.start_again()
         self.is_closed = False
         """Whether the threads end once their work is done."""
 
@@ -47,6 +49,10 @@ class Threads:
                 raise
             raise EngineClosed("the engine has been closed") from error
 
+    def start_again(self) -> None:
+        """Replaces the executor, whose threads a forked child does not have."""
+        self._executor = ThreadPoolExecutor(self._count, thread_name_prefix="lmchat-aio")
+
     def close(self) -> None:
         """Ends the threads once their work is done, without waiting for it."""
         self.is_closed = True
@@ -55,3 +61,4 @@ class Threads:
 
 shared = Threads()
 """For sessions and streams that are made without an `AsyncChatEngine`."""
+os.register_at_fork(after_in_child=shared.start_again)

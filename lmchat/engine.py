@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from lmchat.bundled import find_model, name_of
 from lmchat.conversations.conversations import Conversations
 from lmchat.errors import EngineClosed, Error, InvalidRequest, NotFound
+from lmchat.forks import watch
 from lmchat.generation import settings as settings_module
 from lmchat.generation.admission import MAX_QUEUE, MAX_WAIT, Admission, check_queue
 from lmchat.generation.generation import Generation
@@ -115,6 +116,7 @@ class ChatEngine(StatelessVerbs):
         check_queue(max_queue, max_wait)
         check_limits(idle_close, max_open_sessions)
         self._max_queue, self._max_wait = max_queue, float(max_wait)
+        watch(self)
         with explain_open_file_limit("the engine"):
             opened, folder, self._owns_store = open_store(store)
             try:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from lmchat.errors import Error, InternalError, NotFound
+from lmchat.forks import watch
 from lmchat.generation.choice import Choice
 from lmchat.generation.observer import Observer, report
 from lmchat.generation.parts import Delta, Part, PartsLog, Progress
@@ -75,6 +76,7 @@ class Generation:
         reopen: Callable[[], bool],
         commit_later: Callable[[Callable[[], object]], object] = lambda work: work(),
     ) -> None:
+        watch(self)
         self.clock = Clock()
         self._later = later
         self._commit = commit

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from lmchat.errors import InvalidRequest
+from lmchat.forks import watch
 from lmchat.generation.parts import Cursor, Delta, Part, PartsLog, Progress
 from lmchat.generation.reply import Reply
 from lmchat.store.turns import Turn
@@ -37,6 +38,7 @@ class _Parts:
     """Iterates over the parts of a log and over the text in them."""
 
     def __init__(self, cursor: Cursor) -> None:
+        watch(self)
         self._cursor = cursor
         self._log = cursor.log
         self._pending: list[Part] = []

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from lmchat.errors import EngineClosed, Error, InternalError
+from lmchat.forks import watch
 from lmchat.generation.generation import as_error
 from lmchat.generation.interruptible_event import InterruptibleEvent
 from lmchat.generation.ticket import Ticket
@@ -37,6 +38,7 @@ class Scoring:
         begins: Callable[[Scoring], None],
         ended: Callable[[Scoring], None],
     ) -> None:
+        watch(self)
         self._runtime = runtime
         self._token_ids = list(token_ids)
         self._begins, self._ended = begins, ended

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from typing_extensions import Unpack
 
 from lmchat.errors import InvalidRequest
+from lmchat.forks import watch
 from lmchat.generation.settings import GenerationSettings
 from lmchat.generation.state import State
 from lmchat.sessions.context import SessionContext
@@ -34,6 +35,7 @@ class SessionFacts:
     """
 
     def __init__(self, context: SessionContext) -> None:
+        watch(self)
         self._context, self._runtime = context, context.runtime
         self._activity, self._writer, self._lock = context.activity, context.writer, context.lock
 
