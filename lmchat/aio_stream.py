@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 
 from lmchat.aio_threads import Threads, shared
-from lmchat.errors import Error
+from lmchat.errors import Error, InvalidRequest
 from lmchat.forks import watch
 from lmchat.generation.generation import Generation
 from lmchat.generation.parts import Cursor, Delta, Progress
@@ -35,6 +35,11 @@ class _LoopCalls:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = weakref.ref(loop)
         self._due: deque[asyncio.Event] = deque()
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The loop; None: it is gone."""
+        return self._loop()
 
     def set(self, event: asyncio.Event) -> None:
         """Sets an event soon. Any thread."""
@@ -66,6 +71,15 @@ def _calls_of(loop: asyncio.AbstractEventLoop) -> _LoopCalls:
         return found
 
 
+def check_loop(loop: asyncio.AbstractEventLoop | None) -> None:
+    """Raises InvalidRequest unless the running loop is this one."""
+    if asyncio.get_running_loop() is not loop:
+        raise InvalidRequest(
+            "the reply is read in another event loop, expected the one in which its stream was "
+            "made; AsyncSession.follow() makes another reader of a running reply"
+        )
+
+
 class _WakeUp:
     """Wakes a task of the current loop after a change that `listen` reports on any thread.
 
@@ -80,8 +94,17 @@ class _WakeUp:
         self.remove = listen(self._notify)
         """Ends the wake-ups. Any thread or finalizer, repeatedly."""
 
+    def check_loop(self) -> None:
+        """Raises InvalidRequest in another loop than that of the reader."""
+        check_loop(self._calls.loop)
+
     async def wait_for(self, ready: Callable[[], bool]) -> None:
-        """Waits until `ready()`, which a change has made True, returns True."""
+        """Waits until `ready()`, which a change has made True, returns True.
+
+        Raises:
+            InvalidRequest: this is another loop than that of the reader.
+        """
+        self.check_loop()
         while not ready():
             self._event.clear()
             self._is_waiting = True  # before the check: a change after it wakes the task
@@ -124,6 +147,7 @@ class AsyncReplyStream:
                 if self._ending is not None:
                     await end_of(self._ending)
                 self._started = self._starter.begin()
+            check_loop(self._started.get_loop())
             try:
                 await asyncio.wait({self._started})
             except asyncio.CancelledError:
@@ -135,6 +159,7 @@ class AsyncReplyStream:
             self._generation = generation
             self._cursor = Cursor(generation.log, whole=False)
             self._wake_up = _WakeUp(generation.listen)
+        self._wake_up.check_loop()
         return self._generation
 
     @property
@@ -291,6 +316,7 @@ class AsyncFollower:
 
     async def _next(self) -> Delta | Progress | None:
         follower = self._follower
+        self._wake_up.check_loop()
         if not self._pending:
             await self._wake_up.wait_for(lambda: follower.is_ready)
             self._pending = follower.take()[::-1]

@@ -377,6 +377,7 @@ class Generation:
 
         Raises:
             Error: the generation failed before its first token.
+            InvalidRequest: it has not ended.
         """
         return self.log.result()
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
+from lmchat.errors import InvalidRequest
 from lmchat.generation.interruptible_event import InterruptibleEvent
 from turbomind import TokenLogprobs
 
@@ -173,10 +174,14 @@ class PartsLog:
 
         Raises:
             Error: it failed before its first token.
+            InvalidRequest: it has not ended.
         """
         if self.error is not None:
             raise self.error
-        assert self.reply is not None
+        if self.reply is None:
+            raise InvalidRequest(
+                "the reply has not ended, expected its end: wait() waits for it, follow() reads it"
+            )
         return self.reply
 
 

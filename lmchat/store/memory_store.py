@@ -125,10 +125,13 @@ class MemoryStore:
             NotFound: it was deleted.
         """
         with self._lock:
-            found = self._here(record)
-            if not self._changed_at[record.id] <= record.revision <= found.revision:
-                raise Stale
+            self._check_fresh(record)
             return self._changed(record, turns)
+
+    def _check_fresh(self, record: SessionRecord) -> None:
+        found = self._here(record)
+        if not self._changed_at[record.id] <= record.revision <= found.revision:
+            raise Stale
 
     def _changed(self, record: SessionRecord, turns: Sequence[Turn]) -> SessionRecord:
         found = self._here(record)
@@ -248,9 +251,14 @@ class MemoryStore:
     # --- one turn ------------------------------------------------------------------------------
 
     def begin(self, record: SessionRecord, start: TurnStart, request: str = "") -> Lease:
-        """Takes the next lease of the session, also while an older one was not released."""
+        """Takes the next lease of the session, also while an older one was not released.
+
+        Raises:
+            Stale: another writer has changed the session since.
+            NotFound: it was deleted.
+        """
         with self._lock:
-            self._here(record)
+            self._check_fresh(record)
             token = self._fencing_tokens[record.id] = self._fencing_tokens.get(record.id, 0) + 1
             self._requests.pop(record.id, None)
             if request:

@@ -167,3 +167,50 @@ def test_a_closed_engine_refuses_calls():
                 await call()
 
     asyncio.run(main())
+
+
+def test_a_reply_is_read_on_its_own_loop():
+    def elsewhere(make):
+        """Runs a coroutine on another loop, in another thread."""
+        with ThreadPoolExecutor(1) as threads:
+            return threads.submit(lambda: asyncio.run(make())).result(60)
+
+    async def run(engine):
+        session = await engine.session("a")
+        stream = session.stream("hello", max_new_tokens=1500, ignore_eos=True)
+        await stream.__anext__()
+        follower = await session.follow()
+        other = (await engine.session("b")).stream("more", **GREEDY)
+        for make in (stream.__anext__, stream.result, stream.take, follower.result, other.result):
+            with pytest.raises(lmchat.InvalidRequest, match="another event loop"):
+                await asyncio.to_thread(elsewhere, make)
+        await stream.stop()
+        assert (await follower.result()).finish_reason == "cancelled"
+        assert (await other.result()).finish_reason == "length"
+
+    on_loop(run)
+
+
+def test_the_result_of_a_running_generation_is_refused():
+    with lmchat.ChatEngine("memo", store="memory", threads=1, cache_memory="16MiB") as engine:
+        session = engine.session("a")
+        generation = session.start_send("hello", max_new_tokens=1500, ignore_eos=True)
+        with pytest.raises(lmchat.InvalidRequest, match="has not ended, expected its end: wait"):
+            generation.result()
+        generation.cancel()
+        generation.wait()
+        assert generation.result().finish_reason == "cancelled"
+
+
+def test_two_engines_of_one_store_object_see_each_others_turns():
+    store, options = MemoryStore(), {"threads": 1, "cache_memory": "16MiB"}
+    with (
+        lmchat.ChatEngine("memo", store=store, **options) as one,
+        lmchat.ChatEngine("memo", store=store, dtype="float32", **options) as two,
+    ):
+        first, second = one.session("a"), two.session("a")
+        first.send("hello", **GREEDY)
+        second.send("more", **GREEDY)
+        assert len(second.turns) == 4
+        first.refresh()
+        assert [turn.text for turn in first.turns] == [turn.text for turn in second.turns]
