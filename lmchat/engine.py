@@ -6,11 +6,11 @@ import contextlib
 import functools
 import os
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime  # noqa: F401 - a hint of SessionInfo, which is evaluated here
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from lmchat.bundled import find_model, name_of
 from lmchat.conversations.conversations import Conversations
@@ -65,6 +65,10 @@ class SessionInfo(Summary):
     """
 
     state: State = State.CLOSED
+
+
+class _Part(Protocol):
+    def close(self) -> object: ...
 
 
 class ChatEngine(StatelessVerbs):
@@ -191,6 +195,13 @@ class ChatEngine(StatelessVerbs):
                 model_settings=model_settings,
             )
             self._conversations = Conversations(self._runtime, reuse)
+            parts: list[_Part] = [self.core, reader, session_reader, durability]
+            parts += [store] if self._owns_store else []
+            # Sessions and replies hold the runtime too, so it goes with the last of them. A
+            # finalizer must not wait: it only posts the work.
+            ends = worker.poster(functools.partial(_close_all, parts, worker))
+            self._dropped = weakref.finalize(self._runtime, ends, None)
+            self._dropped.atexit = False
         except BaseException:
             for close in started:
                 close()
@@ -530,8 +541,12 @@ class ChatEngine(StatelessVerbs):
         self.core.profile(on)
 
     def close(self) -> None:
-        """Stops all generations, commits their tokens, and ends the threads. Idempotent."""
+        """Stops all generations, commits their tokens, and ends the threads. Idempotent.
+
+        An engine that is dropped without it is closed when its last session and reply are gone.
+        """
         self._is_closed = True
+        self._dropped.detach()
         sessions = self._registry.close()
         generations: list[Generation | Scoring] = list(self._running)
         generations += [running for s in sessions if (running := s.running) is not None]
@@ -577,6 +592,13 @@ class ChatEngine(StatelessVerbs):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a ChatEngine cannot be copied or pickled: it owns threads and memory")
+
+
+def _close_all(parts: Sequence[_Part], worker: Worker) -> None:
+    """Closes what an engine has left that was dropped, on its worker thread."""
+    for part in parts:
+        part.close()
+    worker.close()
 
 
 def _sweep(this: weakref.ref[ChatEngine]) -> None:
