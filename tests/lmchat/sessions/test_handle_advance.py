@@ -140,7 +140,7 @@ def test_advance_does_all_or_nothing(slow: turbomind.Engine) -> None:
             (0, "ab", {}, "append is a str"),
             (0, [3, VOCAB], {}, rf"append\[1\] is {VOCAB}"),
             (0, [3], {"retention_priority": "much"}, "retention_priority is 'much'"),
-            (0, [3], {"retention_priority": float("nan")}, "retention_priority: got nan"),
+            (0, [3], {"retention_priority": float("nan")}, "retention_priority is nan"),
             (0, [3], {"n": 2}, "n is 2, expected 1"),
             (0, [3], {"salt": "x"}, "unknown parameter 'salt'"),
             (0, [3], {"top_p": 2.0}, "top_p"),
