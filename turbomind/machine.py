@@ -93,15 +93,21 @@ def _left_in_groups(root: Path) -> Iterator[int]:
                     yield from _left_in_group(group, *names)
 
 
-_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-_V2 = ("memory.max", "memory.current", "inactive_file")
+_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+_V2 = ("memory.max", "memory.current", "")
 
 
-def _left_in_group(group: Path, limit: str, usage: str, cached: str) -> Iterator[int]:
-    """Yields what is left below the limit of a control group; pages of files can be dropped."""
+def _left_in_group(group: Path, limit: str, usage: str, prefix: str) -> Iterator[int]:
+    """Yields what is left below the limit of a control group.
+
+    Pages of files can be dropped, the active ones too: those of weights that were read twice are
+    active, also after the process that read them has ended.
+    """
     with contextlib.suppress(OSError, ValueError, KeyError):  # no such group, or "max"
         most, used = (int((group / name).read_text()) for name in (limit, usage))
-        yield max(0, most - used + int(_table(group / "memory.stat")[cached]))
+        pages = _table(group / "memory.stat")
+        files = (int(pages[f"{prefix}{kind}_file"]) for kind in ("active", "inactive"))
+        yield max(0, most - used + sum(files))
 
 
 def _table(path: Path) -> dict[str, str]:

@@ -32,7 +32,7 @@ def system(root: Path, cgroup: str, free: int, files: dict[str, str]) -> Path:
 
 def group(most: object, used: int, cached: int = 0) -> dict[str, str]:
     """Returns the files of a control group, version 2."""
-    stat = f"anon 5\ninactive_file {cached}\n"
+    stat = f"anon 5\nactive_file {cached // 3}\ninactive_file {cached - cached // 3}\n"
     return {"memory.max": f"{most}\n", "memory.current": f"{used}\n", "memory.stat": stat}
 
 
@@ -40,7 +40,8 @@ def group_of_v1(most: int, used: int, cached: int = 0) -> dict[str, str]:
     return {
         "memory.limit_in_bytes": f"{most}\n",
         "memory.usage_in_bytes": f"{used}\n",
-        "memory.stat": f"cache 1\ntotal_inactive_file {cached}\n",
+        "memory.stat": f"cache 1\nactive_file 1\ntotal_active_file {cached // 3}\n"
+        f"total_inactive_file {cached - cached // 3}\n",
     }
 
 
