@@ -102,8 +102,16 @@ def _check(path: Path, facts: os.stat_result) -> None:
         raise InvalidRequest(f"{path} is not a regular file")
     if facts.st_uid not in (os.geteuid(), 0):
         raise InvalidRequest(f"{path} belongs to user {facts.st_uid}, expected {os.geteuid()}")
-    if mode & 0o077:
-        raise InvalidRequest(
-            f"{path} has mode {mode:04o}, expected 0600: other users can read the keys; run "
-            f"chmod 600 {path}"
+    # So mounted secrets look: root's, and readable by the group that the pod's processes have.
+    of_own_group = facts.st_uid == 0 and facts.st_gid in (os.getegid(), *os.getgroups())
+    if not mode & (0o037 if of_own_group else 0o077):
+        return
+    remedy = f"run chmod 600 {path}"
+    if facts.st_uid == 0 and os.geteuid() != 0:
+        remedy = (
+            "of a mounted secret, root's with mode 0440 and a group of this process will do, such "
+            "as a pod's fsGroup with defaultMode 0440"
         )
+    raise InvalidRequest(
+        f"{path} has mode {mode:04o}, expected 0600: other users can read the keys; {remedy}"
+    )

@@ -2,6 +2,8 @@
 
 import os
 import socket
+import stat
+from pathlib import Path
 
 import pytest
 from command import lmchat
@@ -10,6 +12,7 @@ from typer.testing import CliRunner
 from lmchat.cli.app import app
 from lmchat.cli.serve.options import config_of, example, limits_of
 from lmchat.errors import Error, InvalidRequest
+from lmchat.server.http import keys as keys_module
 from lmchat.server.http.keys import VARIABLE, collect, parse_key
 from lmchat.server.http.sockets import is_loopback, tcp_socket, unix_socket, url_of
 
@@ -138,13 +141,40 @@ def test_one_key_has_one_owner():
         collect(["a:12345678", "b:12345678"], None, {})
 
 
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o666])
+@pytest.mark.parametrize("mode", [0o660, 0o604, 0o644, 0o666])
 def test_a_file_of_keys_that_others_can_read_is_refused(tmp_path, mode):
     file = tmp_path / "keys"
     file.write_text("12345678\n")
     file.chmod(mode)
     with pytest.raises(InvalidRequest, match="expected 0600"):
         collect([], file, {})
+
+
+@pytest.mark.parametrize(
+    ("mode", "owner", "group", "words"),
+    [
+        (0o440, 0, 7, None),  # a mounted secret, with the pod's fsGroup
+        (0o640, 0, 9, None),
+        (0o400, 0, 5, None),
+        (0o600, 1000, 5, None),
+        (0o440, 0, 5, "a pod's fsGroup with defaultMode 0440"),
+        (0o444, 0, 7, "a pod's fsGroup with defaultMode 0440"),
+        (0o460, 0, 7, "a pod's fsGroup with defaultMode 0440"),
+        (0o440, 1000, 7, "run chmod 600 keys"),
+        (0o600, 1001, 7, "belongs to user 1001, expected 1000"),
+    ],
+)
+def test_mounted_secrets_are_taken(monkeypatch, mode, owner, group, words):
+    """As PostgreSQL takes the files of its keys."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(os, "getegid", lambda: 9)
+    monkeypatch.setattr(os, "getgroups", lambda: [7, 9])
+    facts = os.stat_result((stat.S_IFREG | mode, 0, 0, 1, owner, group, 9, 0, 0, 0))
+    if words is None:
+        return keys_module._check(Path("keys"), facts)
+    with pytest.raises(InvalidRequest, match=words):
+        keys_module._check(Path("keys"), facts)
+    return None
 
 
 def test_a_file_without_keys_is_refused(tmp_path):
