@@ -17,6 +17,7 @@ from collections.abc import Iterator
 
 from lmchat.errors import InternalError, InvalidRequest
 from lmchat.server.config import ServerConfig
+from lmchat.server.errors import HttpError, error_object
 from lmchat.webui.paths import APP, FILES
 
 from .liveness import within
@@ -28,6 +29,8 @@ _ANSWER_SECONDS = 5.0  # for a command
 _UP_SECONDS = 0.05  # between two looks at the state of a server
 _SETTLE_SECONDS = 0.25  # until requests that HAProxy has sent to a replica have arrived there
 _ERRORS = (
+    (400, None, "the request is not valid HTTP"),
+    (408, None, "the request did not arrive in time"),
     (502, "replica_ended", "the replica ended before it answered"),
     (503, "no_replica", "no replica takes requests now"),
     (504, "replica_silent", "the replica did not answer"),
@@ -274,10 +277,9 @@ async def _ask(admin: str, *commands: str) -> str:
     return answer
 
 
-def _error(status: int, code: str, message: str) -> str:
+def _error(status: int, code: str | None, message: str) -> str:
     """Returns the directive for an answer that is HAProxy's own, as the server answers errors."""
-    error = {"message": message, "type": "server_error", "param": None, "code": code}
-    body = json.dumps({"error": error})
+    body = json.dumps(error_object(HttpError(status, message, code=code)))
     return f"    http-error status {status} content-type application/json string '{body}'"
 
 

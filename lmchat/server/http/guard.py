@@ -343,8 +343,6 @@ class Body:
         self._owner: str = scope.get(OWNER) or f"{mount and mount.path}/"  # no owner has a slash
         self._size = 0
         lengths, codings = headers.all(b"content-length"), headers.all(b"transfer-encoding")
-        if len(lengths) + len(codings) > 1:
-            raise HttpError(400, "the length of the body is given twice, expected once")
         length = lengths[0] if lengths else "0"
         if not (length.isascii() and length.isdigit()):
             raise HttpError(400, f"Content-Length is {length[:100]!r}, expected a number")

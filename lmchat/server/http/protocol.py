@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import fcntl
 import json
+import logging
 import re
 import socket
 import sys
@@ -28,6 +29,8 @@ from lmchat.server.config import Limits
 from lmchat.server.errors import HttpError, error_object
 from lmchat.server.http.event_stream import ABORT, CONNECTION
 
+log = logging.getLogger("lmchat.server")
+
 BODY_PART = 64 << 10
 """Bytes of a body that arrive within `Limits.receive_seconds`."""
 
@@ -41,6 +44,13 @@ RECEIPT_SECONDS = 2.0
 _SCHEME = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*")
 _AUTHORITY = re.compile(rb"([^/?#]*)(.*)", re.DOTALL)
 
+_OTHER_PROTOCOLS = (
+    ("TLS", re.compile(rb"[\x14-\x17]\x03[\x00-\x04]")),
+    ("HTTP/2", re.compile(rb"PRI \* HTTP/2")),
+    ("the PROXY protocol", re.compile(rb"PROXY |\r\n\r\n\0\r\nQUIT\n")),
+)
+_LONGEST_PREFACE = 12  # bytes by which another protocol is recognized
+
 _WHOLE = (h11.DONE, h11.MUST_CLOSE, MIGHT_SWITCH_PROTOCOL)
 
 _TEXTS = {
@@ -49,6 +59,7 @@ _TEXTS = {
     431: "the head of the request is too large",
     501: "the Transfer-Encoding is not supported, expected chunked",
     503: "too many connections are open",
+    505: "the version of HTTP is not supported, expected HTTP/1.1",
 }
 
 
@@ -98,26 +109,61 @@ class Connections:
 
 
 class _H11(h11.Connection):
-    """A parser that bounds whole heads, also such that arrive in one piece."""
+    """A parser that bounds whole heads, also such that arrive in one piece, and that refuses what
+    two programs could read in two ways."""
 
     def __init__(self, most: int) -> None:
         super().__init__(h11.SERVER, most)
         self._most = most
+        self._preface: bytes | None = b""  # the first bytes, until there was a request
+        self._may_skip = True  # an empty line before the next request line
         self.status = 400
         """Status of the answer to invalid input."""
+        self.protocol = ""
+        """Name of the protocol that the client speaks instead of HTTP/1.1, if it is known."""
+
+    def receive_data(self, data: bytes) -> None:
+        if self._preface is not None:
+            self._preface = (self._preface + data)[:_LONGEST_PREFACE]
+        super().receive_data(data)
 
     def next_event(self) -> Any:
         try:
+            if self.their_state is h11.IDLE and not self._skip_empty_line():
+                return h11.NEED_DATA
             event = super().next_event()
             if isinstance(event, h11.Request):
-                size = len(event.target) + sum(len(n) + len(v) + 4 for n, v in event.headers)
-                if size > self._most:
-                    raise h11.RemoteProtocolError("the head is too large", error_status_hint=431)
+                self._preface, self._may_skip = None, True
+                self._check(event)
                 event = _in_origin_form(event)
         except h11.RemoteProtocolError as error:
             self.status = error.error_status_hint
             raise
         return event
+
+    def _skip_empty_line(self) -> bool:
+        """Drops one empty line, which some clients send after a body (RFC 9112 2.2). Returns False
+        if the next byte shows whether the line is empty."""
+        for name, pattern in _OTHER_PROTOCOLS:
+            if self._preface is not None and pattern.match(self._preface):
+                self.protocol = name
+                raise h11.RemoteProtocolError(f"these bytes are {name}")
+        start = self.trailing_data[0][:2]
+        if self._may_skip and start == b"\r\n":
+            self._receive_buffer.maybe_extract_at_most(2)
+            self._may_skip = False
+        return not (self._may_skip and start == b"\r")
+
+    def _check(self, request: h11.Request) -> None:
+        """Refuses a request that is too large, of another version, or whose body has two ends. A
+        proxy that takes the other end would see another request next (RFC 9112 6.1)."""
+        size = len(request.target) + sum(len(n) + len(v) + 4 for n, v in request.headers)
+        if size > self._most:
+            raise h11.RemoteProtocolError("the head is too large", error_status_hint=431)
+        if not request.http_version.startswith(b"1."):
+            raise h11.RemoteProtocolError("the version is not 1.x", error_status_hint=505)
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in request.headers}:
+            raise h11.RemoteProtocolError("the length of the body is given twice")
 
 
 def _in_origin_form(request: h11.Request) -> h11.Request:
@@ -277,14 +323,19 @@ class HttpProtocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answers bytes that are no request with an error object, and closes."""
-        self._refuse(cast(_H11, self.conn).status)
+        parser, text = cast(_H11, self.conn), ""
+        if parser.protocol:
+            text = f"the client speaks {parser.protocol}, expected HTTP/1.1"
+            log.info("%s: %s", self.client[0] if self.client else "-", text)
+        self._refuse(parser.status, text)
 
-    def _refuse(self, status: int) -> None:
+    def _refuse(self, status: int, text: str = "") -> None:
         """Answers without the app, and closes the connection."""
         if self._is_answering and self.cycle.response_started:
             self.transport.abort()  # the running response cannot go on
             return
-        body = json.dumps(error_object(HttpError(status, _TEXTS.get(status, _TEXTS[400])))).encode()
+        text = text or _TEXTS.get(status, _TEXTS[400])
+        body = json.dumps(error_object(HttpError(status, text))).encode()
         head = (
             f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"

@@ -134,12 +134,64 @@ def test_a_large_head_is_refused(server, size):
         request("POST", "/v1/conversations", [HOST, JSON, ("Transfer-Encoding", "chunked")])
         + b"f" * 30 + b"\r\n",
         request("POST", "/v1/conversations", [HOST, JSON, ("Content-Length", "-1")]),
+        b"\r\n\r\n" + request("GET", "/health"),
+        b"\n" + request("GET", "/health"),
     ],
 )  # fmt: skip
 def test_garbage_is_refused(server, data):
     with http_raw.connected(server.port) as connection:
         connection.sendall(data)
         assert error_of(http_raw.rest(connection))["status"] == 400
+
+
+LENGTHS = [("Content-Length", "5"), ("Transfer-Encoding", "chunked")]
+
+
+@pytest.mark.parametrize("headers", [LENGTHS, LENGTHS[::-1]], ids=str)
+def test_what_follows_a_body_with_two_ends_is_not_read(server, headers):
+    data = request("POST", "/v1/conversations", [HOST, JSON, *headers]) + b"0\r\n\r\n"
+    with http_raw.connected(server.port) as connection:
+        connection.sendall(data + request("GET", "/health"))
+        sent = http_raw.rest(connection)
+    assert error_of(sent)["status"] == 400
+    assert sent.count(b"HTTP/1.1 ") == 1
+
+
+@pytest.mark.parametrize("parts", [[b"\r\n"], [b"\r", b"\n"]], ids=str)
+def test_an_empty_line_before_a_request_is_skipped(server, parts):
+    with http_raw.connected(server.port) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(2):
+            for part in (*parts, request("GET", "/health")):
+                connection.sendall(part)
+            assert http_raw.answer(connection).status == 200
+        connection.sendall(
+            b"\r\n" + request("GET", "/health") + b"\r\n" + request("GET", "/health")
+        )
+        assert [http_raw.answer(connection).status for _ in range(2)] == [200, 200]
+
+
+OTHER_PROTOCOLS = [
+    ("TLS", bytes.fromhex("16030100c8010000c40303") + b"\x7f" * 32),
+    ("HTTP/2", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9)),
+    ("the PROXY protocol", b"PROXY TCP4 192.0.2.1 192.0.2.2 4242 80\r\n"),
+    ("the PROXY protocol", b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c" + bytes(12)),
+]
+
+
+@pytest.mark.parametrize(("name", "data"), OTHER_PROTOCOLS)
+def test_other_protocols_are_named(server, caplog, name, data):
+    with caplog.at_level("INFO", "lmchat.server"), http_raw.connected(server.port) as connection:
+        connection.sendall(data)
+        error = error_of(http_raw.rest(connection))
+    assert (error["status"], name in error["message"]) == (400, True)
+    assert [name in line for line in caplog.messages if "127.0.0.1: " in line] == [True]
+
+
+def test_another_version_of_http_is_refused(server):
+    with http_raw.connected(server.port) as connection:
+        connection.sendall(b"GET /health HTTP/3.0\r\nHost: localhost\r\n\r\n")
+        assert error_of(http_raw.rest(connection))["status"] == 505
 
 
 def test_a_client_that_does_not_read_a_stream_is_disconnected(server):
