@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from .init import run_in_child
+
 
 def main() -> None:
     """Runs a command. A `turbomind` error becomes one line on stderr and an exit code.
@@ -11,6 +13,7 @@ def main() -> None:
     With --json, {"error": {"type", "message"}} is also printed on stdout.
     """
     try:
+        run_in_child()
         _run()
     except KeyboardInterrupt:  # while modules are imported or files are opened
         sys.exit(130)

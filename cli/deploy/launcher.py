@@ -21,6 +21,7 @@ import httpx
 from lmchat.errors import Error, InternalError, InvalidRequest
 from lmchat.server.config import ServerConfig
 from lmchat.server.http.sockets import BACKLOG, keep_listening, unix_socket
+from lmchat.server.signals import ending_signals
 
 from ..errors import note
 from ..serve.replica import environment
@@ -174,8 +175,9 @@ class Launcher:
         Raises:
             InternalError: each replica, or the proxy, ended before one was ready.
         """
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self._stop)
+        for number in ending_signals():
+            stop = self._stopping.set if number == signal.SIGHUP else self._stop
+            asyncio.get_running_loop().add_signal_handler(number, stop)
         control = asyncio.ensure_future(self._listen(about))
         tasks = [
             asyncio.ensure_future(work)

@@ -245,14 +245,16 @@ def _bound(host: str, port: int, uds: Path | None) -> socket.socket:
 
 @contextlib.contextmanager
 def _exit_at_once() -> Iterator[None]:
-    """Lets SIGINT and SIGTERM end the process while the model loads, which cannot be interrupted.
-    The server replaces these handlers once it runs."""
+    """Lets the signals that end a server end the process while the model loads, which cannot be
+    interrupted. The server replaces these handlers once it runs."""
+
+    from lmchat.server.signals import ending_signals
 
     def leave(number: int, _frame: object) -> None:
         note("interrupted")
         os._exit(INTERRUPTED if number == signal.SIGINT else 128 + number)
 
-    before = {n: signal.signal(n, leave) for n in (signal.SIGINT, signal.SIGTERM)}
+    before = {n: signal.signal(n, leave) for n in ending_signals()}
     try:
         yield
     finally:
@@ -266,8 +268,8 @@ command = serving(
     Sessions are those of lmchat chat. Without keys only programs of this machine are served. The
     log goes to stderr; prompts are not in it.
 
-    SIGTERM or Ctrl-C ends the server once running replies have finished; a second one ends it at
-    once. No token that a client has seen is lost.
+    SIGTERM, SIGHUP or Ctrl-C ends the server once running replies have finished; a second one but
+    SIGHUP ends it at once. No token that a client has seen is lost.
 
     \b
     Examples:

@@ -19,11 +19,12 @@ import uvicorn
 from lmchat.aio import AsyncChatEngine
 from lmchat.server.config import ServerConfig
 from lmchat.server.http.guard import Guard
-from lmchat.server.http.notify import READY, notify, report_alive
+from lmchat.server.http.notify import report_ready
 from lmchat.server.http.protocol import Connections, HttpProtocol
 from lmchat.server.http.sockets import keep_listening
 from lmchat.server.metrics import queue_of
 from lmchat.server.retries.entries import Entries
+from lmchat.server.signals import ending_signals
 from lmchat.server.state import ServerState
 
 log = logging.getLogger("lmchat.server")
@@ -94,7 +95,7 @@ class Server:
         self._ending = asyncio.Event()
 
     async def run(self, ready: Callable[[], object] = lambda: None) -> None:
-        """Serves until SIGTERM or SIGINT, and then until running generations have ended.
+        """Serves until SIGTERM, SIGINT or SIGHUP, and then until running generations have ended.
 
         Args:
             ready: called once requests are accepted.
@@ -112,8 +113,7 @@ class Server:
                 gc.freeze()  # a collection looks at some 100,000 objects of the modules otherwise
                 return_large_buffers()
                 ready()
-                notify(READY)
-            beside = [asyncio.ensure_future(work) for work in (report_alive(), self._stay())]
+            beside = [asyncio.ensure_future(work) for work in (report_ready(), self._stay())]
             ending = asyncio.ensure_future(self._ending.wait())
             await asyncio.wait({serving, ending}, return_when=asyncio.FIRST_COMPLETED)
             ending.cancel()
@@ -171,7 +171,7 @@ class Server:
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        handled = (signal.SIGTERM, signal.SIGINT)
+        handled = ending_signals()
         for number in handled:
             loop.add_signal_handler(number, self._take, number)
         try:
@@ -182,7 +182,7 @@ class Server:
 
     def _take(self, number: int) -> None:
         """Ends the server; at the second signal, the process. Shown tokens are in the journal."""
-        if self._ending.is_set():
+        if self._ending.is_set() and number != signal.SIGHUP:
             os._exit(128 + number)
         self._ending.set()
 

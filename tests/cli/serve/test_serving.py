@@ -39,6 +39,28 @@ def test_sigterm_lets_running_replies_finish():
         assert process.wait(60) == 0
 
 
+def test_sighup_lets_running_replies_finish_however_often_it_comes():
+    with serving() as (process, url):
+        with streaming(url) as lines:
+            process.send_signal(signal.SIGHUP)
+            assert poll_ready(url).status_code == 503
+            process.send_signal(signal.SIGHUP)
+            assert sum(1 for _ in lines) > 100
+        assert process.wait(60) == 0
+
+
+def test_a_server_that_ignores_sighup_runs_on():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with serving() as (process, url):
+            process.send_signal(signal.SIGHUP)
+            with streaming(url) as lines:
+                assert sum(1 for _ in lines) > 100
+            assert httpx.get(url + "/ready").status_code == 200
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_after_the_time_to_drain_replies_are_cut_and_the_end_is_orderly():
     with serving("--drain-seconds", "0") as (process, url), streaming(url) as lines:
         process.send_signal(signal.SIGINT)

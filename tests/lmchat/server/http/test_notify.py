@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from lmchat.server.http.notify import READY, notify, report_alive
+from lmchat.server.http.notify import READY, notify, report_alive, report_ready
 
 
 @pytest.fixture(params=["file", "abstract"])
@@ -32,6 +32,23 @@ def test_without_a_manager_nothing_is_sent(path, monkeypatch):
     if path is not None:
         monkeypatch.setenv("NOTIFY_SOCKET", path)
     notify(READY)
+
+
+def test_a_full_queue_is_waited_for(manager):
+    count = 0
+    while notify("STATUS=another service"):
+        count += 1
+
+    async def run():
+        sending = asyncio.ensure_future(report_ready())
+        await asyncio.sleep(0)  # a first try
+        found = [manager.recv(100) for _ in range(count)]
+        await sending
+        return found, manager.recv(100)
+
+    found, last = asyncio.run(run())
+    assert set(found) == {b"STATUS=another service"}
+    assert last == b"READY=1"
 
 
 @pytest.mark.parametrize("pid", [None, str(os.getpid())])
