@@ -24,6 +24,7 @@ from .liveness import within
 
 OLDEST = (2, 6)
 _OTHER_FILES = 256
+_PER_KEPT = 4  # connections that HAProxy accepts for each one that may stay open without a request
 _REWRITTEN = 16 << 10  # bytes of a buffer beside the longest head
 _ANSWER_SECONDS = 5.0  # for a command
 _UP_SECONDS = 0.05  # between two looks at the state of a server
@@ -40,9 +41,10 @@ _ERRORS = (
 # gets it too: a backend that deletes it does so before it balances. What may have reached a replica
 # is sent again only if that changes nothing; HAProxy can do so only if it had the whole request
 # before it sent the first byte (http-buffer-request). Without http-no-delay, chunks of a stream
-# arrive in bursts. A reply without a stream may take an hour. A check waits for a busy replica for
-# 5 s; one that has ended refuses the connection at once. HAProxy checks no API key: only this
-# machine gets its own metrics.
+# arrive in bursts. HAProxy closes no idle connection to make room for a new one: so it accepts more
+# than replicas do, and keeps none open after a response when there are many. A reply without a
+# stream may take an hour. A check waits for a busy replica for 5 s; one that has ended refuses the
+# connection at once. HAProxy checks no API key: only this machine gets its own metrics.
 _CONFIG = """\
 global
     stats socket {admin} level admin
@@ -77,6 +79,7 @@ frontend lmchat
     http-request set-header {key} {part} if !named in_path
     http-request disable-l7-retry unless METH_GET or {{ req.hdr(idempotency-key) -m found }}
 {origins}
+    http-after-response set-header connection close if {{ fe_conn gt {kept} }}
     {page}
     use_backend replica-%[path,field(3,/)] if {{ path_reg ^/replicas/[0-9]+/metrics$ }}
     use_backend keyed if named or in_path
@@ -185,7 +188,8 @@ def configuration(
     keyed = [f"    server r{n} {path} id {n}" for n, path in at.items()]
     keyless = [f"{line} track keyed/r{n}" for n, line in enumerate(keyed, start=1)]
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    connections = replicas * limits.connections
+    kept = replicas * limits.connections
+    connections = _PER_KEPT * kept + _OTHER_FILES
     if files != resource.RLIM_INFINITY:  # HAProxy raises its soft limit itself
         connections = min(connections, (files - _OTHER_FILES) // 2)
     return _CONFIG.format(
@@ -198,6 +202,7 @@ def configuration(
         key="x-lmchat-key",
         part="%[path,field(4,/),regsub(^[a-z]+_,),bytes(0,32)]",
         connections=connections,
+        kept=min(kept, connections // 2),
         buffer=limits.head + _REWRITTEN,
         # Also when the launcher has died, open streams get their time.
         stop=math.ceil(config.drain_seconds) + 10,

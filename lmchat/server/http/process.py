@@ -49,7 +49,8 @@ def uvicorn_config(
         connections: where connections are registered; None: nothing else needs them.
         address: `host` and `port`, or `uds`. None: sockets are passed to `serve()`.
     """
-    group = connections or Connections(config.limits, app.state.metrics.responded)
+    responded, root_path = app.state.metrics.responded, config.root_path
+    group = connections or Connections(config.limits, responded, root_path)
     # uvicorn logs invalid requests and whole paths. Errors that are bugs are logged by `errors`.
     for name in ("uvicorn.error", "uvicorn.access"):
         logging.getLogger(name).disabled = True
@@ -90,8 +91,11 @@ class Server:
         self._state: ServerState = app.state
         self._engine = engine
         self._bound = bound
-        self._connections = Connections(self._state.limits, self._state.metrics.responded)
-        self._uvicorn = _Uvicorn(uvicorn_config(app, self._state.config, self._connections))
+        config = self._state.config
+        self._connections = Connections(
+            config.limits, self._state.metrics.responded, config.root_path
+        )
+        self._uvicorn = _Uvicorn(uvicorn_config(app, config, self._connections))
         self._ending = asyncio.Event()
 
     async def run(self, ready: Callable[[], object] = lambda: None) -> None:

@@ -28,6 +28,7 @@ from uvicorn.server import ServerState
 from lmchat.server.config import Limits
 from lmchat.server.errors import HttpError, error_object
 from lmchat.server.http.event_stream import ABORT, CONNECTION
+from lmchat.server.http.guard import PROBES
 
 log = logging.getLogger("lmchat.server")
 
@@ -37,6 +38,9 @@ BODY_PART = 64 << 10
 LINGER_SECONDS = 5.0
 """Time in which the rest of a body is read and dropped after its request was answered. Closing at
 once would reset the connection, and the client would not see the answer."""
+
+RESERVE = 64
+"""Connections above their limit, on each of which only one of `PROBES` is answered."""
 
 RECEIPT_SECONDS = 2.0
 """Time in which a connection that breaks after a response shows that the client did not get it."""
@@ -69,12 +73,18 @@ class Connections:
     Args:
         limits: bounds of sizes, times and their number.
         refused: called with the status of each answer that the app does not give.
+        root_path: the path of a proxy below which the server is.
     """
 
     def __init__(
-        self, limits: Limits, refused: Callable[[int], object] = lambda status: None
+        self,
+        limits: Limits,
+        refused: Callable[[int], object] = lambda status: None,
+        root_path: str = "",
     ) -> None:
         self.limits = limits
+        roots = {"", root_path}
+        self.probes = frozenset(f"{root}{path}".encode() for root in roots for path in PROBES)
         self.refused = refused
         self._all: set[HttpProtocol] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -94,10 +104,17 @@ class Connections:
         """Removes a connection that has been closed."""
         self._all.discard(connection)
 
+    def make_room(self) -> None:
+        """Closes the connection that has been without a request for longest, if there is one."""
+        by_time = sorted(self._all, key=lambda connection: connection.idle_since)
+        if found := next((one for one in by_time if one.is_vacant), None):
+            self.remove(found)
+            found.transport.close()
+
     def close_idle(self) -> None:
         """Closes connections without a request."""
         for connection in list(self._all):
-            if connection.is_idle:
+            if connection.is_vacant:
                 connection.transport.close()
 
     def _look(self) -> None:
@@ -112,9 +129,11 @@ class _H11(h11.Connection):
     """A parser that bounds whole heads, also such that arrive in one piece, and that refuses what
     two programs could read in two ways."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, probes: frozenset[bytes]) -> None:
         super().__init__(h11.SERVER, most)
-        self._most = most
+        self._most, self._probes = most, probes
+        self.is_reserved = False
+        """Whether only probes are accepted, since too many connections are open."""
         self._preface: bytes | None = b""  # the first bytes, until there was a request
         self._may_skip = True  # an empty line before the next request line
         self.status = 400
@@ -136,6 +155,8 @@ class _H11(h11.Connection):
                 self._preface, self._may_skip = None, True
                 self._check(event)
                 event = _in_origin_form(event)
+                if self.is_reserved and not self._is_probe(event):
+                    raise h11.RemoteProtocolError("connections", error_status_hint=503)
         except h11.RemoteProtocolError as error:
             self.status = error.error_status_hint
             raise
@@ -153,6 +174,10 @@ class _H11(h11.Connection):
             self._receive_buffer.maybe_extract_at_most(2)
             self._may_skip = False
         return not (self._may_skip and start == b"\r")
+
+    def _is_probe(self, request: h11.Request) -> bool:
+        path = request.target.partition(b"?")[0]
+        return request.method in (b"GET", b"HEAD") and path in self._probes
 
     def _check(self, request: h11.Request) -> None:
         """Refuses a request that is too large, of another version, or whose body has two ends. A
@@ -210,7 +235,7 @@ class HttpProtocol(H11Protocol):
         group: Connections,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self.conn = _H11(group.limits.head)
+        self.conn = _H11(group.limits.head, group.probes)
         self._group = group
         self._limits = group.limits
         self._state: Any = None  # of the parser, when data arrived last
@@ -220,6 +245,8 @@ class HttpProtocol(H11Protocol):
         self._lost: tuple[float, Callable[[], object]] | None = None  # of `when_lost()`
         self._unsent = 0  # bytes in the transport's buffer at the last look
         self._unsent_since = 0.0
+        self.idle_since = 0.0
+        """When it was opened, or its last response was complete."""
 
     # --- what the event loop calls ----------------------------------------------------------------
 
@@ -230,8 +257,13 @@ class HttpProtocol(H11Protocol):
         if connection.family in (socket.AF_INET, socket.AF_INET6):
             # asyncio does not set it where a socket names no protocol; each event waits 40 ms then.
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        most = self._limits.connections
+        if len(self._group) >= most:
+            self._group.make_room()
+        self.idle_since = self.loop.time()
         self._group.add(self)
-        if len(self._group) > self._limits.connections:
+        cast(_H11, self.conn).is_reserved = len(self._group) > most
+        if len(self._group) > most + RESERVE:
             self._refuse(503)
             return
         self._expect(h11.IDLE)
@@ -248,15 +280,16 @@ class HttpProtocol(H11Protocol):
         """Takes the end of what the client sends. A client that closed before it had received the
         last response did not get that."""
         lost, self._lost = self._lost, None
-        if lost is not None and self.loop.time() < lost[0] and self._unacknowledged():
+        if lost is not None and self.loop.time() < lost[0] and self._count_of(termios.TIOCOUTQ):
             lost[1]()
 
-    def _unacknowledged(self) -> int:
-        """Returns the number of bytes that the client's system has not acknowledged."""
+    def _count_of(self, request: int) -> int:
+        """Returns a number of bytes: TIOCOUTQ, that the client's system has not acknowledged, or
+        FIONREAD, that have arrived and were not read yet."""
         count = bytearray(4)
         with contextlib.suppress(OSError, ValueError):
             connection = self.transport.get_extra_info("socket")
-            fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, count)
+            fcntl.ioctl(connection.fileno(), request, count)
         return int.from_bytes(count, sys.byteorder)
 
     @property
@@ -283,6 +316,8 @@ class HttpProtocol(H11Protocol):
                 else:
                     self.transport.abort()
             return
+        if len(self._group) <= self._limits.connections:
+            cast(_H11, self.conn).is_reserved = False
         self._part += len(data)
         self._lost = None  # a client that sends its next request has read the last response
         super().data_received(data)
@@ -295,11 +330,14 @@ class HttpProtocol(H11Protocol):
         if self.scope is not None and self.scope is not before:
             scope = cast(dict[str, Any], self.scope)
             scope[ABORT], scope[CONNECTION] = self.transport.abort, self
+            if cast(_H11, self.conn).is_reserved:
+                self.cycle.keep_alive = False
         if self._has_whole_request:  # uvicorn stops to read here, and would miss a disconnect
             self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
         """Continues with the bytes that have arrived early."""
+        self.idle_since = self.loop.time()
         early = bytes(self._early)
         self._early.clear()
         if early and not self.transport.is_closing():
@@ -351,6 +389,16 @@ class HttpProtocol(H11Protocol):
     def is_idle(self) -> bool:
         """Whether no request is being answered."""
         return not self._is_answering
+
+    @property
+    def is_vacant(self) -> bool:
+        """Whether nothing of a request has arrived since the last response, which was sent."""
+        return (
+            self.is_idle
+            and self.conn.their_state is h11.IDLE
+            and not (self.conn.trailing_data[0] or self.transport.get_write_buffer_size())
+            and not self._count_of(termios.FIONREAD)
+        )
 
     @property
     def _is_answering(self) -> bool:

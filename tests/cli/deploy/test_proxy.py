@@ -14,7 +14,7 @@ from deployment import needs_haproxy
 
 from lmchat.cli.deploy import proxy
 from lmchat.errors import InvalidRequest
-from lmchat.server.config import ServerConfig
+from lmchat.server.config import Limits, ServerConfig
 
 ID = "0123456789abcdef0123456789abcdef"
 
@@ -269,6 +269,20 @@ def test_each_replica_has_its_metrics_also_while_it_drains(stubs, tmp_path):
     assert client.get("/replicas/1/metrics").status_code == 503
     assert client.get("/replicas/4/metrics").text in "23"
     assert "/replicas/4/metrics" in replicas[1].paths + replicas[2].paths  # there it is not found
+
+
+@needs_haproxy
+def test_clients_without_a_request_leave_room_for_others(tmp_path):
+    config = ServerConfig(limits=Limits(connections=2))
+    with behind_haproxy(tmp_path, config) as (stubs, client), contextlib.ExitStack() as stack:
+        address = ("127.0.0.1", client.base_url.port)
+        for _ in range(4 * len(stubs)):  # twice as many as replicas accept, and more than are kept
+            connection = stack.enter_context(socket.create_connection(address, 60))
+            connection.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            head = connection.recv(1 << 16).lower()
+            assert head.startswith(b"http/1.1 200")
+        assert b"\r\nconnection: close" in head
+        assert client.get("/health").status_code == 200
 
 
 @needs_haproxy

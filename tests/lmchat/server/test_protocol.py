@@ -12,6 +12,7 @@ from http_raw import request
 from http_server import RunningServer
 
 from lmchat.server import Limits, MountedApp, ServerConfig
+from lmchat.server.http.protocol import RESERVE
 
 HOST = ("Host", "localhost")
 JSON = ("Content-Type", "application/json")
@@ -65,6 +66,13 @@ def server():
 def error_of(data: bytes) -> dict:
     head, _, body = data.partition(b"\r\n\r\n")
     return {"status": http_raw.parse_head(head).status, **json.loads(body)["error"]}
+
+
+def everything(port, data):
+    """Returns what a server sends to these bytes until it closes the connection."""
+    with http_raw.connected(port) as connection:
+        connection.sendall(data)
+        return http_raw.rest(connection)
 
 
 def open_requests(server):
@@ -287,12 +295,81 @@ def read_all(connection, count):
     return found
 
 
-def test_too_many_connections_are_refused(server):
-    server.call(until_none(server))
+MOST = 20
+"""The limit of connections of `patient`."""
+
+
+@pytest.fixture(scope="module")
+def patient():
+    """A server that waits for slow clients."""
+    with RunningServer(ServerConfig(limits=Limits(connections=MOST), root_path="/at")) as running:
+        yield running
+
+
+@pytest.fixture
+def occupied(patient):
+    """Connections on each of which half a head has arrived."""
+    patient.call(until_none(patient))
     with ExitStack() as stack:
-        for _ in range(20):
-            stack.enter_context(http_raw.connected(server.port))
-        with http_raw.connected(server.port) as one_more:
-            assert error_of(http_raw.rest(one_more))["status"] == 503
-    server.call(until_none(server))
-    assert http_raw.exchange(server.port, request("GET", "/health")).status == 200
+        found = [stack.enter_context(http_raw.connected(patient.port)) for _ in range(MOST)]
+        for connection in found:
+            connection.sendall(b"GET /health HTTP/1.1\r\n")
+        patient.call(until_read(patient, MOST))
+        yield found
+
+
+async def until_read(server, count):
+    connections = server.uvicorn.server_state.connections
+    while sum(bool(one.conn.trailing_data[0]) for one in connections) < count:
+        await asyncio.sleep(0.01)
+
+
+def test_too_many_connections_are_refused(patient, occupied):
+    data = request("GET", "/v1/models")
+    assert error_of(everything(patient.port, data))["status"] == 503
+    for connection in occupied[1:]:
+        connection.sendall(b"Host: localhost\r\n\r\n")
+        assert http_raw.answer(connection).status == 200
+    assert http_raw.exchange(patient.port, data).status == 200
+    occupied[0].sendall(b"Host: localhost\r\n\r\n")  # one whose request had begun was not closed
+    assert http_raw.answer(occupied[0]).status == 200
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/at/health", "/ready?x"])
+def test_probes_are_answered_at_the_limit_of_connections(patient, occupied, path):
+    data = request("GET", path) + request("GET", path)
+    assert everything(patient.port, data).count(b"HTTP/1.1 200") == 1
+    data = request("POST", path, [HOST, JSON, ("Content-Length", "100")])
+    assert error_of(everything(patient.port, data))["status"] == 503
+
+
+def test_far_too_many_connections_are_refused_at_once(patient, occupied):
+    with ExitStack() as stack:
+        for _ in range(RESERVE):
+            connection = stack.enter_context(http_raw.connected(patient.port))
+            connection.sendall(b"GET /health HTTP/1.1\r\n")
+        patient.call(until_read(patient, MOST + RESERVE))
+        assert error_of(everything(patient.port, b""))["status"] == 503
+
+
+@pytest.mark.parametrize("is_used", [True, False])
+def test_the_connection_without_a_request_for_longest_makes_room(patient, is_used):
+    patient.call(until_none(patient))
+    with ExitStack() as stack:
+        held = []
+        for _ in range(MOST):
+            held.append(stack.enter_context(http_raw.connected(patient.port)))
+            if is_used:
+                held[-1].sendall(request("GET", "/v1/models"))
+                assert http_raw.answer(held[-1]).status == 200
+        if not is_used:
+            patient.call(until_open(patient, MOST))
+        assert http_raw.exchange(patient.port, request("GET", "/v1/models")).status == 200
+        assert http_raw.rest(held[0]) == b""
+        held[1].sendall(request("GET", "/health"))
+        assert http_raw.answer(held[1]).status == 200
+
+
+async def until_open(server, count):
+    while len(server.uvicorn.server_state.connections) < count:
+        await asyncio.sleep(0.01)
