@@ -18,6 +18,12 @@ from collections.abc import Iterator
 from lmchat.errors import InternalError, InvalidRequest
 from lmchat.server.config import ServerConfig
 from lmchat.server.errors import HttpError, error_object
+from lmchat.server.http.protocol import (
+    ASK_AGAIN_SECONDS,
+    ASK_SECONDS,
+    ASK_TIMES,
+    vanish_seconds,
+)
 from lmchat.webui.paths import APP, FILES
 
 from .liveness import within
@@ -68,7 +74,11 @@ defaults
     timeout http-keep-alive {idle}ms
 {errors}
 frontend lmchat
-    bind {address}
+    bind {address} tcp-ut {vanish}ms
+    option clitcpka
+    clitcpka-idle {ask}s
+    clitcpka-intvl {again}s
+    clitcpka-cnt {times}
     acl local src 127.0.0.0/8 ::1
     http-request use-service prometheus-exporter if local {{ path /proxy/metrics }}
 {below}
@@ -208,6 +218,10 @@ def configuration(
         stop=math.ceil(config.drain_seconds) + 10,
         receive=math.ceil(1000 * limits.receive_seconds),
         idle=math.ceil(1000 * limits.idle_seconds),
+        vanish=round(1000 * vanish_seconds(limits)),
+        ask=ASK_SECONDS,
+        again=ASK_AGAIN_SECONDS,
+        times=ASK_TIMES,
         errors="\n".join(_error(*error) for error in _ERRORS),
         keyed="\n".join(keyed),
         keyless="\n".join(keyless),

@@ -45,6 +45,10 @@ RESERVE = 64
 RECEIPT_SECONDS = 2.0
 """Time in which a connection that breaks after a response shows that the client did not get it."""
 
+ASK_SECONDS, ASK_AGAIN_SECONDS, ASK_TIMES = 10, 5, 3
+"""Silence after which the system asks whether the client is still there, time between two such
+questions, and after how many without an answer the connection ends (tcp(7))."""
+
 _SCHEME = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*")
 _AUTHORITY = re.compile(rb"([^/?#]*)(.*)", re.DOTALL)
 
@@ -65,6 +69,24 @@ _TEXTS = {
     503: "too many connections are open",
     505: "the version of HTTP is not supported, expected HTTP/1.1",
 }
+
+
+def vanish_seconds(limits: Limits) -> float:
+    """Returns after how many seconds without an answer to what was sent a client has vanished. The
+    system counts those of a client that does not read, too: `send_seconds` bounds these."""
+    return max(1.0, limits.send_seconds * 5 / 6)
+
+
+def _notice_end(connection: socket.socket, limits: Limits) -> None:
+    """Makes the system end a connection whose client has vanished without closing it."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_KEEPIDLE, ASK_SECONDS),
+        (socket.TCP_KEEPINTVL, ASK_AGAIN_SECONDS),
+        (socket.TCP_KEEPCNT, ASK_TIMES),
+        (socket.TCP_USER_TIMEOUT, round(1000 * vanish_seconds(limits))),
+    ):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class Connections:
@@ -257,6 +279,7 @@ class HttpProtocol(H11Protocol):
         if connection.family in (socket.AF_INET, socket.AF_INET6):
             # asyncio does not set it where a socket names no protocol; each event waits 40 ms then.
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _notice_end(connection, self._limits)
         most = self._limits.connections
         if len(self._group) >= most:
             self._group.make_room()

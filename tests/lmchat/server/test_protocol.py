@@ -1,6 +1,8 @@
 """Connections: bounds of time, size and number, and what follows a request."""
 
 import asyncio
+import contextlib
+import ctypes
 import json
 import socket
 import struct
@@ -14,6 +16,7 @@ from http_server import RunningServer
 from lmchat.server import Limits, MountedApp, ServerConfig
 from lmchat.server.http.protocol import RESERVE
 
+SO_ATTACH_FILTER = 26
 HOST = ("Host", "localhost")
 JSON = ("Content-Type", "application/json")
 SOON = 0.2
@@ -49,8 +52,15 @@ async def ends_late(scope, receive, send):
     await send({"type": "http.response.body"})
 
 
+async def begins(scope, receive, send):
+    """Begins a response, and ends it once the client has gone."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"x", "more_body": True})
+    await waits(scope, receive, send)
+
+
 may_end = asyncio.Event()
-APPS = (floods, sends_much, waits, ends_late)
+APPS = (floods, sends_much, waits, ends_late, begins)
 MOUNTS = tuple(MountedApp(f"/{one.__name__}", one) for one in APPS)
 
 
@@ -240,6 +250,42 @@ def test_a_reset_is_a_disconnect(server):
         server.call(until_running(server))
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     server.call(until_none(server))
+
+
+def test_a_client_that_vanished_is_a_disconnect(server):
+    server.call(until_none(server))
+    with http_raw.connected(server.port) as connection:
+        vanish(connection)
+        with contextlib.suppress(TimeoutError):
+            connection.sendall(request("GET", "/begins/"))
+        server.call(until_one(server))
+        server.call(until_none(server))
+
+
+def vanish(connection):
+    """Makes the system drop all packets for a connection, as if its machine were gone."""
+    code = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))  # BPF: return 0 bytes
+    program = struct.pack("HL", 1, ctypes.addressof(code))
+    connection.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
+
+
+async def until_one(server):
+    while not server.uvicorn.server_state.tasks:
+        await asyncio.sleep(0.001)
+
+
+def test_a_silent_client_is_asked_whether_it_is_there(patient):
+    patient.call(until_none(patient))
+    with http_raw.connected(patient.port):
+        patient.call(until_open(patient, 1))
+        (one,) = patient.uvicorn.server_state.connections
+        connection = one.transport.get_extra_info("socket")
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
+        options = [getattr(socket, name) for name in names]
+        assert [connection.getsockopt(socket.IPPROTO_TCP, one) for one in options] == [
+            10, 5, 3, 25_000
+        ]  # fmt: skip
 
 
 def test_much_sent_early_drops_the_connection(server):
