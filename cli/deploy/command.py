@@ -164,11 +164,12 @@ def _run(
 ) -> None:
     """Serves until a signal."""
     import asyncio
+    import contextlib
     import os
     from pathlib import PurePath
 
     from lmchat.bundled import name_of
-    from lmchat.server.http.sockets import tcp_socket, url_of
+    from lmchat.server.http.sockets import tcp_sockets, url_of
 
     from .launcher import Common, Launcher, Replica
     from .proxy import program
@@ -176,9 +177,10 @@ def _run(
 
     drop_unread_output()
     haproxy, config = program(), serving.config
-    with claimed() as claim, tcp_socket(serving.host, serving.port) as bound:
+    with claimed() as claim, contextlib.ExitStack() as stack:
+        bound = [stack.enter_context(one) for one in tcp_sockets(serving.host, serving.port)]
         name = config.model_name or PurePath(name_of(serving.model)).name
-        url = url_of(bound)
+        url = url_of(bound[0])
         about = {"pid": os.getpid(), "url": url, "model": name}
         common = Common(claim.folder, arguments, start_seconds)
 

@@ -118,7 +118,7 @@ class Launcher:
     Args:
         claim: its hold on the data directory.
         haproxy: the program.
-        bound: the bound socket of its address.
+        bound: the bound sockets of its address.
         replicas: its replicas.
         common: what they have in common.
         config: the configuration of each replica.
@@ -129,7 +129,7 @@ class Launcher:
         self,
         claim: Claim,
         haproxy: str,
-        bound: socket.socket,
+        bound: Sequence[socket.socket],
         replicas: Sequence[Replica],
         common: Common,
         config: ServerConfig,
@@ -142,7 +142,9 @@ class Launcher:
         self._commands = unix_socket(Path(admin_of(claim.folder)))
         self._commands.listen(BACKLOG)
         self._admin = f"/proc/self/fd/{os.open(admin_of(claim.folder), os.O_PATH)}"
-        address, port = f"fd@{bound.fileno()}", bound.getsockname()[1]
+        listening = [one.fileno() for one in bound]
+        address = ",".join(f"fd@{number}" for number in listening)
+        port = bound[0].getsockname()[1]
         commands = f"fd@{self._commands.fileno()}"
         text = configuration(
             claim.folder, len(replicas), address, port, config, web, admin=commands
@@ -159,7 +161,7 @@ class Launcher:
             [haproxy, "-db", "-q", "-f", str(file)],
             functools.partial(check, self._admin),
             last_signal=signal.SIGUSR1,
-            descriptors=[bound.fileno(), self._commands.fileno()],
+            descriptors=[*listening, self._commands.fileno()],
             prepare=prepare,
         )
         self._stopping = asyncio.Event()
@@ -296,7 +298,8 @@ class Launcher:
 
     async def _end(self) -> None:
         """Closes the address, and then ends the replicas as `lmchat serve` does."""
-        self._bound.close()
+        for one in self._bound:
+            one.close()
         self._commands.close()
         self._proxy.end(signal.SIGUSR1)
         processes = [replica.process for replica in self._replicas]

@@ -12,7 +12,7 @@ from pathlib import Path
 from lmchat.errors import InvalidRequest
 from lmchat.server.config import ServerConfig
 from lmchat.server.http.keys import VARIABLE
-from lmchat.server.http.sockets import address_of
+from lmchat.server.http.sockets import addresses_of
 from lmchat.store.data_directory import data_dir
 
 from .placement import LAST_SECONDS, Place
@@ -115,7 +115,7 @@ def printed(
     """
     if not 1 <= port <= 65535:
         raise InvalidRequest(f"--port is {port}, expected 1 to 65535 for a file")
-    address = address_of(host, port)
+    address = ",".join(addresses_of(host, port))
     head = f"global\n    presetenv RUNTIME_DIRECTORY {_DEFAULT}\n"
     proxy = head + configuration(_FOLDER, len(places), address, port, config, web)
     if kind == "haproxy":

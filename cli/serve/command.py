@@ -66,11 +66,12 @@ class Serving:
             with logged(self.log_level, sys.stderr), _exit_at_once():
                 asyncio.run(self._serve(bound, mounts, usage))
         finally:
-            bound.close()
+            for one in bound:
+                one.close()
             if self.uds is not None:
                 self.uds.unlink(missing_ok=True)
 
-    async def _serve(self, bound: socket.socket, mounts: Mounts, usage: Usage) -> None:
+    async def _serve(self, bound: list[socket.socket], mounts: Mounts, usage: Usage) -> None:
         from lmchat import AsyncChatEngine
 
         engine = AsyncChatEngine(self.model, **self.options)
@@ -85,7 +86,7 @@ class Serving:
         check_weights(engine.model, engine.sync.core.fingerprint)
         app = create_app(engine, self.config, mounts=apps)
         root = self.config.root_path
-        url = f"unix:{self.uds}" if self.uds is not None else f"{url_of(bound)}{root}"
+        url = f"unix:{self.uds}" if self.uds is not None else f"{url_of(bound[0])}{root}"
 
         def ready() -> None:
             name = app.state.model_name
@@ -235,12 +236,12 @@ def _allow_files(connections: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
-def _bound(host: str, port: int, uds: Path | None) -> socket.socket:
-    from lmchat.server.http.sockets import tcp_socket, unix_socket
+def _bound(host: str, port: int, uds: Path | None) -> list[socket.socket]:
+    from lmchat.server.http.sockets import tcp_sockets, unix_socket
 
     if uds is not None:
-        return unix_socket(uds)
-    return tcp_socket(host, port)
+        return [unix_socket(uds)]
+    return tcp_sockets(host, port)
 
 
 @contextlib.contextmanager

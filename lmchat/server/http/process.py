@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import uvicorn
@@ -84,10 +84,10 @@ class Server:
     Args:
         app: the app of `create_app()`.
         engine: its engine, which is closed at the end.
-        bound: a bound socket.
+        bound: bound sockets, several only of TCP.
     """
 
-    def __init__(self, app: Guard, engine: AsyncChatEngine, bound: socket.socket) -> None:
+    def __init__(self, app: Guard, engine: AsyncChatEngine, bound: Sequence[socket.socket]) -> None:
         self._state: ServerState = app.state
         self._engine = engine
         self._bound = bound
@@ -107,9 +107,10 @@ class Server:
         Raises:
             OSError: the socket cannot listen.
         """
-        self._bound.listen(512)
+        for one in self._bound:
+            one.listen(512)
         with self._signals():
-            serving = asyncio.ensure_future(self._uvicorn.serve([self._bound]))
+            serving = asyncio.ensure_future(self._uvicorn.serve(list(self._bound)))
             while not self._uvicorn.started and not serving.done():
                 await asyncio.sleep(0.01)
             if self._uvicorn.started:
@@ -132,7 +133,8 @@ class Server:
 
     async def _stay(self) -> None:
         """Keeps a Unix socket at its path."""
-        if self._bound.family != socket.AF_UNIX:
+        first = self._bound[0]
+        if first.family != socket.AF_UNIX:
             return
 
         async def listen(bound: socket.socket) -> None:
@@ -146,9 +148,9 @@ class Server:
             loop = asyncio.get_running_loop()
             server = await loop.create_server(protocol, sock=bound, backlog=config.backlog)
             uvicorn.servers.append(server)
-            log.warning("the socket %s was removed: made again", self._bound.getsockname())
+            log.warning("the socket %s was removed: made again", first.getsockname())
 
-        await keep_listening(self._bound.getsockname(), listen)
+        await keep_listening(first.getsockname(), listen)
 
     async def _drain(self) -> None:
         """Waits for running generations, at most `drain_seconds`."""

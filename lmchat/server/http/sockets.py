@@ -16,54 +16,112 @@ from typing import Any, NoReturn
 from lmchat.errors import InvalidRequest
 
 BACKLOG = 512
+_Address = tuple[socket.AddressFamily, tuple[Any, ...]]
+_LOOPBACK = ("127.0.0.1", "::1")
+_MISSING = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+_PORT_TRIES = 8
 LOOK_SECONDS = 1.0
 """Time between two looks whether the file of a socket is in its place."""
 
 
-def tcp_socket(host: str, port: int) -> socket.socket:
-    """Returns a socket bound to an address. It does not listen yet.
+def tcp_sockets(host: str, port: int) -> list[socket.socket]:
+    """Returns a socket for each address of a name, all bound to one port. They do not listen yet.
 
     Args:
-        host: a name or address.
+        host: a name or address. `localhost` has the addresses of IPv4 and IPv6; those that this
+            machine has not are left out, if it has one.
         port: the port; 0: any free one.
 
     Raises:
         InvalidRequest: the address is unknown, not of this machine, or in use.
     """
-    kind, address = _resolved(host, port)
-    found = socket.socket(kind, socket.SOCK_STREAM)
+    addresses = _resolved(host, port)
+    for _ in range(_PORT_TRIES - 1 if port == 0 else 0):
+        with contextlib.suppress(InvalidRequest):  # the free port is in use at another address
+            return _all_bound(host, port, addresses)
+    return _all_bound(host, port, addresses)
+
+
+def _all_bound(host: str, port: int, addresses: list[_Address]) -> list[socket.socket]:
+    """Returns a bound socket for each address; closes all if one cannot be bound."""
+    sockets: list[socket.socket] = []
+    missing = None
     try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(address)
+        for family, address in addresses:
+            try:
+                sockets.append(_bound(family, (address[0], port, *address[2:]), len(addresses) > 1))
+            except OSError as error:
+                if error.errno not in _MISSING:
+                    raise
+                missing = error
+            else:
+                port = port or sockets[0].getsockname()[1]
+        if missing and not sockets:
+            raise missing
     except OSError as error:
-        found.close()
+        for one in sockets:
+            one.close()
         if error.errno == errno.EADDRINUSE:
             raise InvalidRequest(
                 f"port {port} of {host} is in use, expected a free one: set --port"
             ) from error
         reason = error.strerror or error
         raise InvalidRequest(f"cannot listen on {host} port {port}: {reason}") from error
+    return sockets
+
+
+def _bound(
+    family: socket.AddressFamily, address: tuple[Any, ...], is_one_of_several: bool
+) -> socket.socket:
+    found = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_one_of_several and family == socket.AF_INET6:  # "::" has the addresses of IPv4, too
+            found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        found.bind(address)
+    except OSError:
+        found.close()
+        raise
     return found
 
 
-def address_of(host: str, port: int) -> str:
-    """Returns the numeric address that `tcp_socket` binds, as "127.0.0.1:80" or "[::1]:80".
+def addresses_of(host: str, port: int) -> list[str]:
+    """Returns the numeric addresses that `tcp_sockets` binds, as "127.0.0.1:80" or "[::1]:80".
 
     Raises:
         InvalidRequest: the address is unknown.
     """
-    kind, address = _resolved(host, port)
-    return f"[{address[0]}]:{port}" if kind == socket.AF_INET6 else f"{address[0]}:{port}"
+    return [
+        f"[{address[0]}]:{port}" if family == socket.AF_INET6 else f"{address[0]}:{port}"
+        for family, address in _resolved(host, port)
+        if _is_here(family, address)
+    ]
 
 
-def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
+def _is_here(family: socket.AddressFamily, address: tuple[Any, ...]) -> bool:
+    """Returns whether an address is one of this machine's, as far as is known."""
     try:
-        kind, _, _, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        _bound(family, (address[0], 0, *address[2:]), is_one_of_several=True).close()
+    except OSError as error:
+        return error.errno not in _MISSING
+    return True
+
+
+def _resolved(host: str, port: int) -> list[_Address]:
+    """Returns the addresses of a name. Whether `localhost` has both is not left to the system's
+    file of hosts: browsers do not read it (RFC 6761 6.3)."""
+    is_local = host.lower().removesuffix(".") == "localhost"
+    try:
+        found = [
+            (family, address)
+            for name in (_LOOPBACK if is_local else (host,))
+            for family, _, _, _, address in socket.getaddrinfo(
+                name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+        ]
     except (OSError, UnicodeError) as error:
         raise InvalidRequest(f"--host is {host!r}, expected an address: {error}") from error
-    return kind, address
+    return list(dict.fromkeys(found))
 
 
 def unix_socket(path: Path) -> socket.socket:

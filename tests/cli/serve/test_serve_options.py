@@ -14,7 +14,7 @@ from lmchat.cli.serve.options import config_of, example, limits_of
 from lmchat.errors import Error, InvalidRequest
 from lmchat.server.http import keys as keys_module
 from lmchat.server.http.keys import VARIABLE, collect, parse_key
-from lmchat.server.http.sockets import is_loopback, tcp_socket, unix_socket, url_of
+from lmchat.server.http.sockets import is_loopback, tcp_sockets, unix_socket, url_of
 
 DEFAULTS = {
     "host": "127.0.0.1", "api_key": (), "api_keys": None, "insecure": False, "model_name": None,
@@ -60,22 +60,22 @@ def test_a_port_in_use_is_refused_before_the_model_is_loaded():
     with socket.create_server(("127.0.0.1", 0)) as used:
         port = used.getsockname()[1]
         with pytest.raises(InvalidRequest, match=f"port {port} of 127.0.0.1 is in use"):
-            tcp_socket("127.0.0.1", port)
+            tcp_sockets("127.0.0.1", port)
 
 
 @pytest.mark.parametrize("host", ["nobody.invalid", "192.0.2.1", "\x00"])
 def test_an_address_of_another_machine_is_refused(host):
     with pytest.raises(InvalidRequest):
-        tcp_socket(host, 0)
+        tcp_sockets(host, 0)
 
 
 def test_addresses():
     assert [is_loopback(h) for h in ("localhost", "127.0.0.5", "::1", "0.0.0.0", "::", "a.b")] == [
         True, True, True, False, False, False,
     ]  # fmt: skip
-    with tcp_socket("127.0.0.1", 0) as bound:
+    with tcp_sockets("127.0.0.1", 0)[0] as bound:
         assert url_of(bound) == f"http://127.0.0.1:{bound.getsockname()[1]}"
-    with tcp_socket("0.0.0.0", 0) as bound:
+    with tcp_sockets("0.0.0.0", 0)[0] as bound:
         assert url_of(bound).startswith("http://127.0.0.1:")
 
 

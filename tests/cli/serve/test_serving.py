@@ -109,6 +109,15 @@ def test_a_port_in_use_is_one_line():
     assert re.fullmatch(r"lmchat: port \d+ of 127.0.0.1 is in use.*\n", done.stderr)
 
 
+def test_localhost_is_served_at_each_of_its_addresses():
+    with serving("--host", "localhost") as (_, url):
+        port = httpx.URL(url).port
+        for host in {address[4][0] for address in socket.getaddrinfo("localhost", port)}:
+            with socket.create_connection((host, port), 60):
+                pass
+        assert httpx.get(url + "/health").status_code == 200
+
+
 def test_ctrl_c_while_the_model_loads_exits_at_once(tmp_path):
     code = (
         "import conftest, os, signal, threading, lmchat.engine\n"
