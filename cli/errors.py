@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import sys
 from typing import TextIO
@@ -78,10 +79,16 @@ def note(text: object) -> None:
     """Prints a line for the user on stderr.
 
     What a file, a template or a server has put into a message does not reach the terminal as an
-    escape sequence. A line that cannot be written is dropped.
+    escape sequence. A line that cannot be written is dropped. That of a replica is one of its log.
     """
+    from lmchat.server.logs import NAME, LineFormatter
+
     lines = [printable(line) for line in str(text).expandtabs().split("\n")]
+    line = "lmchat: " + "\n".join(lines)
+    if NAME in os.environ:
+        record = {"levelno": logging.ERROR, "levelname": "ERROR", "msg": str(text)}
+        line = LineFormatter().format(logging.makeLogRecord(record))
     try:
-        print("lmchat: " + "\n".join(lines), file=sys.stderr, flush=True)
+        print(line, file=sys.stderr, flush=True)
     except OSError:
         drop_output(sys.stderr)

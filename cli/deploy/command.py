@@ -170,6 +170,7 @@ def _run(
 
     from lmchat.bundled import name_of
     from lmchat.server.http.sockets import tcp_sockets, url_of
+    from lmchat.server.logs import written
 
     from .launcher import Common, Launcher, Replica
     from .proxy import program
@@ -177,7 +178,7 @@ def _run(
 
     drop_unread_output()
     haproxy, config = program(), serving.config
-    with claimed() as claim, contextlib.ExitStack() as stack:
+    with written(serving.log_level), claimed() as claim, contextlib.ExitStack() as stack:
         bound = [stack.enter_context(one) for one in tcp_sockets(serving.host, serving.port)]
         name = config.model_name or PurePath(name_of(serving.model)).name
         url = url_of(bound[0])

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import json
+import logging
 import os
 import re
 import secrets
@@ -23,13 +24,14 @@ from lmchat.server.config import ServerConfig
 from lmchat.server.http.sockets import BACKLOG, keep_listening, unix_socket
 from lmchat.server.signals import ending_signals
 
-from ..errors import note
 from ..serve.replica import environment
 from .liveness import within
 from .placement import LAST_SECONDS, Place
 from .process import CHECK_SECONDS, Process
 from .proxy import admin_of, check, configuration, drain, resume, socket_of, wait_until_up
 from .registry import CONTROL, Claim
+
+log = logging.getLogger("lmchat.deploy")
 
 _PATIENCE = 5.0  # seconds for one check, and for the proxy's last bytes
 _REPORT_SECONDS = 2.0  # for a replica's part of the status
@@ -77,7 +79,7 @@ class Replica:
             environment={
                 **os.environ,
                 **place.environment,
-                **environment(common.key, common.weights),
+                **environment(number, common.key, common.weights),
             },
             descriptors=[common.weights],
             start_seconds=common.start_seconds,
@@ -236,7 +238,9 @@ class Launcher:
                 last = ""
             except (Error, OSError) as error:
                 if str(error) != last:
-                    note(f"files of the deployment are gone and cannot be made again: {error}")
+                    log.warning(
+                        "files of the deployment are gone and cannot be made again: %s", error
+                    )
                 last = str(error)
             await asyncio.sleep(_LOOK_SECONDS)
 

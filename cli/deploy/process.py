@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import logging
 import math
 import os
 import signal
@@ -15,8 +16,9 @@ from typing import Any, NoReturn
 
 from lmchat.errors import InternalError
 
-from ..errors import note
 from .liveness import Idleness, Silence, within
+
+log = logging.getLogger("lmchat.deploy")
 
 CHECK_SECONDS = 0.25
 SILENT_SECONDS = 15.0
@@ -90,7 +92,7 @@ class Process:
                 self._is_replaced, wait = False, 0.0
             else:
                 wait = 0.0 if steady else min(_LONGEST_WAIT, max(_SHORTEST_WAIT, 2 * wait))
-                note(f"{self.name} {self._end}: it starts again in {wait:g} s")
+                log.warning("%s %s: it starts again in %g s", self.name, self._end, wait)
                 await self._pause(wait)
             self.restarts += 1
 
@@ -222,7 +224,7 @@ class Process:
         return Idleness(child.pid, IDLE_SECONDS, _IDLE_CHECKS)
 
     def _kill(self, child: subprocess.Popen[bytes], why: str) -> None:
-        note(f"{self.name} {why}: killed")
+        log.warning("%s %s: killed", self.name, why)
         child.kill()
 
 

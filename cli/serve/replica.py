@@ -1,6 +1,6 @@
 """What a replica has in common with the launcher of its deployment: a key, and the weights.
 
-The launcher (`cli.deploy`) sets two variables in the environment of its replicas. Its key does not
+The launcher (`cli.deploy`) sets variables in the environment of its replicas. Its key does not
 change when the users' keys are rotated.
 """
 
@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 
 from lmchat.errors import ModelError
+from lmchat.server.logs import NAME
 
 _KEY = "LMCHAT_LAUNCHER_KEY"
 _WEIGHTS = "LMCHAT_LAUNCHER_WEIGHTS"
@@ -18,15 +19,16 @@ _OWNER = "launcher"
 _SHOWN = 12  # characters of a fingerprint in a message
 
 
-def environment(key: str, weights: int) -> dict[str, str]:
+def environment(number: int, key: str, weights: int) -> dict[str, str]:
     """Returns the variables that a launcher sets for its replicas.
 
     Args:
+        number: the number of the replica, which its log names.
         key: an API key of its own.
         weights: the descriptor of an open file, which replicas inherit. The first replica writes
             the fingerprint of its weights there; an empty file accepts any weights.
     """
-    return {_KEY: key, _WEIGHTS: str(weights)}
+    return {NAME: f"replica {number}", _KEY: key, _WEIGHTS: str(weights)}
 
 
 def with_launcher_key(keys: Mapping[str, str]) -> dict[str, str]:

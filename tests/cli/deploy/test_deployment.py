@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import stat
@@ -238,6 +239,20 @@ def test_a_second_deployment_is_refused(deployment):
         f"a deployment runs on {deployment.home}, process {deployment.process.pid}" in done.stderr
     )
     deployment.status()
+
+
+def test_lines_of_the_log_have_time_level_and_replica(deployment):
+    first = deployment.status()["replicas"][0]
+    os.kill(first["pid"], signal.SIGKILL)
+    deployment.wait(lambda found: all_ready(found) and found[0]["restarts"] > first["restarts"])
+    line = r"\d{4}-\d\d-\d\d [\d:]{8},\d{3} (INFO|WARNING) +replica (\d)(:| ended with SIGKILL:) "
+    matches = [(re.match(line, text), text) for text in deployment.log_lines()]
+    assert [text for match, text in matches if not match] == []
+    assert {(match[2], match[3] == ":") for match, _ in matches} >= {
+        ("1", True),
+        ("2", True),
+        ("1", False),
+    }
 
 
 def test_stop_ends_everything(deployment, client):

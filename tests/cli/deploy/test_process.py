@@ -55,7 +55,7 @@ def test_a_process_that_never_gets_ready_is_started_again_and_its_failure_known(
     assert child.failure == "replica 1 ended with exit code 3 before it was ready"
 
 
-def test_a_process_that_cannot_be_started_is_tried_again(waits, monkeypatch, capfd):
+def test_a_process_that_cannot_be_started_is_tried_again(waits, monkeypatch, caplog):
     """Whatever the reason is, until it is gone; what runs meanwhile is not touched."""
     real, errors = subprocess.Popen, iter([
         BlockingIOError(11, "Resource temporarily unavailable"),
@@ -74,7 +74,7 @@ def test_a_process_that_cannot_be_started_is_tried_again(waits, monkeypatch, cap
     asyncio.run(until(child, lambda: child.state == "ready"))
     assert waits[:4] == [0.5, 1, 2, 4]
     assert child.restarts == 4
-    text = capfd.readouterr().err
+    text = caplog.text
     assert (
         "replica 1 cannot be started ([Errno 11] Resource temporarily unavailable): it st" in text
     )
@@ -108,7 +108,7 @@ def test_a_check_that_fails_is_a_process_that_does_not_answer():
 
 
 @pytest.mark.parametrize("moment", ["before it starts", "while it starts"])
-def test_a_start_that_does_nothing_is_ended_and_tried_again(monkeypatch, capfd, moment):
+def test_a_start_that_does_nothing_is_ended_and_tried_again(monkeypatch, caplog, moment):
     """A stopped process is the surest: no thread of it runs."""
     monkeypatch.setattr(process, "IDLE_SECONDS", 0.0)
     first = ["sh", "-c", "kill -STOP $$; exit 1"]
@@ -119,16 +119,16 @@ def test_a_start_that_does_nothing_is_ended_and_tried_again(monkeypatch, capfd, 
     child.prepare = lambda: setattr(child, "command", next(commands, ["false"]))
     asyncio.run(until(child, lambda: child.restarts))
     assert child.failure.startswith("replica 1 ended with ")
-    text = capfd.readouterr().err
+    text = caplog.text
     assert "replica 1 does nothing for 0 s while it starts: killed" in text
     assert "replica 1 ended with SIGKILL: it starts again in 0.5 s" in text
 
 
-def test_a_start_that_takes_too_long_is_ended(capfd):
+def test_a_start_that_takes_too_long_is_ended(caplog):
     child = Process("replica 1", ["sh", "-c", "while :; do :; done"], silent, start_seconds=0.0)
     asyncio.run(until(child, lambda: child.restarts))
     assert child.failure.endswith("before it was ready")
-    assert "replica 1 is not ready after 0 s: killed" in capfd.readouterr().err
+    assert "replica 1 is not ready after 0 s: killed" in caplog.text
 
 
 def test_a_restart_does_not_wait_for_the_next_try(monkeypatch):
@@ -183,7 +183,7 @@ def test_cpus_that_are_gone_do_not_keep_a_process_from_starting():
     assert child.restarts == 0
 
 
-def test_a_process_that_ends_is_started_again_later_and_later(waits, capfd):
+def test_a_process_that_ends_is_started_again_later_and_later(waits, caplog):
     async def run():
         child = Process("replica 1", ["false"], ready)
         child.was_ready.set()
@@ -195,10 +195,10 @@ def test_a_process_that_ends_is_started_again_later_and_later(waits, capfd):
 
     asyncio.run(run())
     assert waits[:9] == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
-    assert "replica 1 ended with exit code 1: it starts again in 0.5 s" in capfd.readouterr().err
+    assert "replica 1 ended with exit code 1: it starts again in 0.5 s" in caplog.text
 
 
-def test_a_process_is_replaced_at_once(waits, capfd):
+def test_a_process_is_replaced_at_once(waits, caplog):
     async def run():
         child = Process("replica 1", ENDLESS, ready)
         task = asyncio.ensure_future(child.supervise())
@@ -213,7 +213,7 @@ def test_a_process_is_replaced_at_once(waits, capfd):
 
     asyncio.run(run())
     assert not set(waits) - {process.CHECK_SECONDS}
-    assert not capfd.readouterr().err
+    assert not caplog.text
 
 
 def test_a_new_process_that_ends_at_once_is_reported():
@@ -238,7 +238,7 @@ def test_a_new_process_that_ends_at_once_is_reported():
     asyncio.run(run())
 
 
-def test_a_silent_process_is_killed_after_several_checks(monkeypatch, capfd):
+def test_a_silent_process_is_killed_after_several_checks(monkeypatch, caplog):
     monkeypatch.setattr(process, "SILENT_SECONDS", 0.0)
     states = iter(["ready", "", "", "ready"])
     asked = []
@@ -255,7 +255,7 @@ def test_a_silent_process_is_killed_after_several_checks(monkeypatch, capfd):
 
     asyncio.run(run())
     assert len(asked) >= 7
-    assert "replica 1 has not answered for 0 s: killed" in capfd.readouterr().err
+    assert "replica 1 has not answered for 0 s: killed" in caplog.text
 
 
 def test_a_process_that_was_silent_for_a_short_time_lives(monkeypatch):

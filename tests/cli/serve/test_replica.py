@@ -16,7 +16,7 @@ def weights(monkeypatch):
     file = os.memfd_create("weights")
 
     def start():
-        for name, value in replica.environment(KEY, os.dup(file)).items():
+        for name, value in replica.environment(2, KEY, os.dup(file)).items():
             monkeypatch.setenv(name, value)
 
     yield file, start
@@ -50,7 +50,7 @@ def test_a_server_without_a_launcher_has_any_weights_and_no_other_key():
 
 
 def test_the_launcher_has_a_key_where_keys_are_needed(monkeypatch):
-    for name, value in replica.environment(KEY, 9).items():
+    for name, value in replica.environment(2, KEY, 9).items():
         monkeypatch.setenv(name, value)
     assert replica.with_launcher_key({"key": "ann"}) == {"key": "ann", KEY: "launcher"}
     assert replica.with_launcher_key({}) == {}

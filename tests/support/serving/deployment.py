@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 import subprocess
 import tempfile
@@ -40,10 +41,18 @@ _ANSWERED = "lmchat:e2e_request_latency_seconds_count"
 
 
 class Deployment:
-    """A running deployment: its process, its URL, its data directory, the headers of clients."""
+    """A running deployment: its process, its URL, its data directory, the headers of clients, and
+    the file of its log."""
 
-    def __init__(self, process: subprocess.Popen, url: str, home: Path, headers=()) -> None:
+    def __init__(
+        self, process: subprocess.Popen, url: str, home: Path, headers=(), log=None
+    ) -> None:
         self.process, self.url, self.home, self.headers = process, url, home, dict(headers)
+        self._log = log
+
+    def log_lines(self):
+        """Returns the lines that launcher, proxy and replicas have written to stderr."""
+        return os.pread(self._log.fileno(), 1 << 24, 0).decode().splitlines()
 
     def status(self):
         """Returns the status, from the launcher's socket."""
@@ -161,7 +170,7 @@ def deployed(home, *arguments, model="memo", env=(), headers=()):
                 process.wait()
                 log.seek(0)
             assert found, first + log.read()
-            deployment = Deployment(process, found[1], Path(home), headers)
+            deployment = Deployment(process, found[1], Path(home), headers, log)
             deployment.wait(all_ready)
             yield deployment
         finally:
