@@ -1,4 +1,4 @@
-"""Standard streams of a process that serves, which outlives the readers of its output."""
+"""Lines for the user on the standard streams, and streams that outlive their readers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,22 @@ import io
 import os
 import select
 import sys
-from typing import Any
+from typing import Any, TextIO
+
+from .terminal.texts import clean
 
 _PATIENCE = 1000  # milliseconds for a reader that is behind
 _AT_ONCE = 4096  # bytes that a pipe with room takes without waiting
+
+
+def say(text: str, file: TextIO | None = None) -> None:
+    """Prints lines without the control characters that `clean` removes.
+
+    Args:
+        text: The lines.
+        file: Where to print; None: stdout.
+    """
+    print(clean(text), file=file, flush=True)
 
 
 class _LossyFile(io.RawIOBase):

@@ -21,6 +21,7 @@ from lmchat.sessions.model_identity import loading_again
 from ..errors import INTERRUPTED, note
 from ..options import DiskQuota, Json, Model, with_engine_options
 from ..terminal.escapes import dim, loading
+from ..terminal.texts import clean
 from . import one_answer
 from .remote import Server, choose_remote
 from .session_choice import (
@@ -303,7 +304,7 @@ def _settings(given: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, An
 
 
 def _confirm(question: str) -> bool:
-    return typer.confirm(question, err=True)
+    return typer.confirm(clean(question), err=True)
 
 
 def _chat(start: _Start, about: str | None, plain: bool) -> int:

@@ -17,6 +17,7 @@ from lmchat.figures import usage_parts
 from lmchat.generation.generation import Delta, Progress, Reply
 
 from ..errors import CLOSED_PIPE, drop_output
+from ..output import say
 from ..terminal.interrupts import Interrupts, Signal
 from ..terminal.layout import short
 from ..terminal.line_input import QUOTES, LineInput, can_prefill, quote, unquote
@@ -169,7 +170,7 @@ class Repl:
         except Error as error:
             self.fail(error)
         except Exception as error:  # a bug must not end the chat
-            traceback.print_exc()
+            say(traceback.format_exc(), sys.stderr)
             self.fail(error)
         self._record_seen(is_shown)
 

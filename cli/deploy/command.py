@@ -15,7 +15,7 @@ import typer.core
 from lmchat.errors import InvalidRequest
 
 from ..options import Json
-from ..output import drop_unread_output
+from ..output import drop_unread_output, say
 from ..serve.command import Serving, checked
 from ..serve.options import example
 from ..web import check_page, usage
@@ -189,7 +189,7 @@ def _run(
             first = (usage if web else example)(
                 url + config.root_path, None, name, bool(config.keys)
             )
-            print(f"lmchat serves {name} at {url}{config.root_path}", first, sep="\n", flush=True)
+            say(f"lmchat serves {name} at {url}{config.root_path}\n{first}")
 
         replicas = [Replica(number, common, place) for number, place in enumerate(found, start=1)]
         launcher = Launcher(claim, haproxy, bound, replicas, common, config, web)
@@ -257,7 +257,7 @@ def restart(
     from .registry import restart as ask
 
     for step in ask(replica):
-        print(step, flush=True)
+        say(step)
 
 
 @app.command("stop")
@@ -277,4 +277,4 @@ def stop(
     from .registry import stop as ask
 
     for step in ask(now):
-        print(step, flush=True)
+        say(step)

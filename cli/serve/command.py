@@ -22,7 +22,7 @@ from lmchat.errors import InvalidRequest
 
 from ..errors import INTERRUPTED, note
 from ..options import DiskQuota, Model, with_engine_options
-from ..output import drop_unread_output
+from ..output import drop_unread_output, say
 from .options import Usage, config_of, engine_options, example, log_level
 from .replica import check_weights
 
@@ -90,12 +90,8 @@ class Serving:
 
         def ready() -> None:
             name = app.state.model_name
-            print(
-                f"lmchat serves {name} at {url}",
-                usage(url, self.uds, name, bool(self.config.keys)),
-                sep="\n",
-                flush=True,
-            )
+            how = usage(url, self.uds, name, bool(self.config.keys))
+            say(f"lmchat serves {name} at {url}\n{how}")
 
         await Server(app, engine, bound).run(ready)
 

@@ -18,7 +18,8 @@ from lmchat.store.records import HIDDEN_TAG
 from ..command_group import SessionsGroup
 from ..errors import CLOSED_PIPE, FAILED, drop_output, note, replace_undecodable
 from ..options import Json
-from ..terminal.texts import clean, counted, human_bytes
+from ..output import say
+from ..terminal.texts import counted, human_bytes
 from .lookup import OWNER, find, load, opened_store
 
 if TYPE_CHECKING:
@@ -585,7 +586,7 @@ def _report(as_json: bool, text: str, found: dict[str, Any]) -> None:
     if as_json:
         _print_json(found)
     else:
-        typer.echo(clean(text))
+        say(text)
 
 
 def _print_json(found: dict[str, Any]) -> None:

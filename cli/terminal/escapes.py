@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TextIO
 
 from ..errors import note
+from .texts import clean
 
 CLEAR_LINE = "\r\x1b[K"
 _DIM, _NORMAL = "\x1b[2m", "\x1b[0m"
@@ -36,7 +37,7 @@ def loading(name: str) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
-    line = _Line(f"loading {name} ...")
+    line = _Line(f"loading {clean(name)} ...")
     log = logging.getLogger()
     log.addHandler(line)
     try:

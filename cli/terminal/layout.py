@@ -9,6 +9,8 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from .texts import CONTROL, clean
+
 TAB = 4
 
 
@@ -18,6 +20,14 @@ def wrap(text: Text, width: int) -> list[Text]:
     for line in lines:
         line.rstrip()
     return lines
+
+
+def clean_text(text: Text) -> Text:
+    """Returns the text with its styles and without the control characters that `clean` removes."""
+    cuts = [at for found in CONTROL.finditer(text.plain) for at in found.span()]
+    if not cuts:
+        return text
+    return Text().join(part for part in text.divide(cuts) if clean(part.plain))
 
 
 def short(text: str, width: int) -> str:
@@ -41,4 +51,4 @@ def lines_of(renderable: RenderableType, width: int) -> list[Text]:
 @functools.cache
 def _console() -> Console:
     """Returns the console that measures and lays out; nothing is written to it."""
-    return Console(file=io.StringIO(), width=80, color_system=None)
+    return Console(file=io.StringIO(), width=80, color_system=None, markup=False, emoji=False)

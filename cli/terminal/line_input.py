@@ -25,6 +25,7 @@ from prompt_toolkit.output.plain_text import PlainTextOutput
 from prompt_toolkit.utils import is_dumb_terminal
 
 from .escapes import takes_escapes
+from .texts import clean
 
 QUOTES = '"""'
 MENU_ROWS = 5  # rows reserved under the prompt for completions
@@ -117,14 +118,14 @@ class LineInput:
             EOFError: Ctrl-D on an empty line.
         """
         self._has_begun = False
-        typed = self._session.prompt(FormattedText([("bold", prompt)]), default=text)
+        typed = self._session.prompt(FormattedText([("bold", clean(prompt))]), default=text)
         return typed.encode(errors="surrogateescape").decode(errors="replace")
 
     def confirm(self, question: str) -> bool:
         """Returns whether the answer is yes; Enter alone, Ctrl-C and Ctrl-D mean no."""
         asked = self._prompts(history=InMemoryHistory())
         try:
-            answer = asked.prompt(FormattedText([("bold", f"{question} [y/N] ")]))
+            answer = asked.prompt(FormattedText([("bold", f"{clean(question)} [y/N] ")]))
         except (KeyboardInterrupt, EOFError):
             return False
         return answer.strip().lower() in ("y", "yes")

@@ -23,7 +23,8 @@ from rich.text import Text
 from lmchat.errors import InvalidRequest
 
 from .escapes import takes_escapes
-from .layout import wrap
+from .layout import clean_text, wrap
+from .texts import clean
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 NO_WRAP, WRAP = "\x1b[?7l", "\x1b[?7h"
@@ -65,7 +66,7 @@ class Screen:
     @property
     def width(self) -> int:
         """Columns of the terminal; ENDLESS outside one."""
-        return self.size.columns if self._console.is_terminal else ENDLESS
+        return self.size.columns if self.file.isatty() else ENDLESS
 
     def write(self, text: str) -> None:
         """Writes text without changes."""
@@ -92,7 +93,7 @@ class Screen:
 
     def note(self, text: str, style: str = "dim") -> None:
         """Prints a message, wrapped at words."""
-        self.print(*wrap(Text(text, style=style), self.width))
+        self.print(*wrap(Text(clean(text), style=style), self.width))
 
     def facts(self, parts: Sequence[str]) -> None:
         """Prints short texts on one line, or on as many as they need."""
@@ -120,7 +121,11 @@ class Screen:
         self.write(f"{start}{NO_WRAP}{text}\r{CLEAR_REST}{last}\r{up}{WRAP}")
 
     def _encode(self, line: Text) -> str:
-        """Returns the line with the escape sequences that the terminal supports."""
+        """Returns the line with the escape sequences that the terminal supports.
+
+        All lines pass here: a control character of a chat, a name or a path ends here.
+        """
+        line = clean_text(line)
         line.no_wrap = True
         line.end = ""
         with self._console.capture() as capture:

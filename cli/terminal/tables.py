@@ -6,12 +6,11 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from .layout import lines_of, wrap
-from .screen import ENDLESS, Screen
+from .screen import Screen
 
 GAP = 2
 """Columns between two cells."""
@@ -53,12 +52,11 @@ def columns(screen: Screen, rows: Iterable[Sequence[str]], styles: Sequence[str]
 class ReportPrinter:
     """Prints the text and the tables of a report on stdout.
 
-    On a terminal, rich prints them. Elsewhere they are plain text without box characters, colours,
-    wrapped lines or trailing spaces.
+    Outside a terminal they have no box characters, wrapped lines or trailing spaces.
     """
 
     def __init__(self) -> None:
-        self._console = Console() if sys.stdout.isatty() else None
+        self._screen = Screen()
 
     def print(self, part: str | Table) -> None:
         """Prints a line of text, or a table after its title, which no width of columns cuts."""
@@ -68,16 +66,10 @@ class ReportPrinter:
         title, part.title = part.title, None
         if title:
             self._line(str(title), "table.title")
-        if self._console is not None:
-            self._console.print(part)
-        else:
-            print("\n".join(line.plain for line in lines_of(part, ENDLESS)))
+        self._screen.print(*lines_of(part, self._screen.width))
 
     def _line(self, text: str, style: str = "") -> None:
-        if self._console is not None:
-            self._console.print(Text(text, style=style), soft_wrap=True)
-        else:
-            print(text)
+        self._screen.print(Text(text, style=style))
 
 
 def figures(title: str, *names: str) -> Table:

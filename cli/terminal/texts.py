@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 
 EXCERPT = 50  # characters of a text in a list
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]+")  # C0 but for tab and newline, and C1
 
 
 def clean(text: str) -> str:
     """Removes control characters except tab and newline, so that text cannot move the cursor."""
-    return _CONTROL.sub("", text)
+    return CONTROL.sub("", text)
 
 
 def counted(count: int, what: str) -> str:
