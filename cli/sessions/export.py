@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmchat.errors import InvalidRequest
+from lmchat.generation.settings import as_json as settings_as_json
 
 from ..terminal.texts import counted
 from .conversation import DROPPED
@@ -176,13 +177,13 @@ def as_json(conversation: Conversation) -> str:
     found: dict[str, Any] = {
         "session": conversation.name,
         "history": conversation.history,
-        "settings": dict(conversation.settings),
+        "settings": settings_as_json(conversation.settings),
         "template_variables": dict(conversation.template_variables),
         **({"dropped": list(map(_turn, conversation.dropped))} if conversation.dropped else {}),
         "turns": [_turn(turn) for turn in conversation.turns],
         "token_ids": list(conversation.token_ids),
     }
-    return json.dumps(found, indent=2, ensure_ascii=False, default=str) + "\n"
+    return json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False, default=str) + "\n"
 
 
 def _turn(turn: lmchat.Turn) -> dict[str, Any]:
@@ -197,6 +198,6 @@ def _turn(turn: lmchat.Turn) -> dict[str, Any]:
             "finish_reason": turn.finish_reason,
             "usage": asdict(turn.usage),
             "timings": asdict(turn.timings),
-            "settings": dict(turn.settings),
+            "settings": settings_as_json(turn.settings),
         }
     return found

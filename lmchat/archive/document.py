@@ -5,7 +5,6 @@ Not here: the zip (`container`) and the schema (`schema`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from datetime import datetime, timezone
@@ -272,15 +271,7 @@ def _error_in(found: dict[str, str] | None) -> Error | None:
 
 
 def _settings_out(what: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts settings to JSON, which lacks the integer keys and infinities of a bias."""
-    found = dict(given)
-    bias = found.get("logit_bias")
-    if isinstance(bias, Mapping):
-        found["logit_bias"] = {
-            str(i): "-Infinity" if isinstance(b, float) and b == -math.inf else b
-            for i, b in bias.items()
-        }
-    copied: dict[str, Any] = json_text.plain(what, found)
+    copied: dict[str, Any] = json_text.plain(what, settings.as_json(given))
     return copied
 
 
@@ -290,7 +281,7 @@ def _settings_in(found: dict[str, Any]) -> dict[str, Any]:
         return found
     if not all(key.isascii() and key.isdecimal() and len(key) <= 10 for key in bias):
         raise InvalidRequest("logit_bias has keys that are no token ids")
-    ids = {int(key): -math.inf if isinstance(b, str) else b for key, b in bias.items()}
+    ids = {int(key): float(b) if isinstance(b, str) else b for key, b in bias.items()}
     if len(ids) != len(bias):
         raise InvalidRequest("logit_bias has a token id twice")
     return {**found, "logit_bias": ids}

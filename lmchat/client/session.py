@@ -21,7 +21,7 @@ from lmchat.client.values import branch_of, reply_of, turn_of
 from lmchat.errors import Error, InvalidRequest, NotFound, Unreachable
 from lmchat.generation.reply import Reply
 from lmchat.generation.reply_stream import Follower, ReplyStream
-from lmchat.generation.settings import GenerationSettings
+from lmchat.generation.settings import GenerationSettings, as_json
 from lmchat.sessions.branches import Branch
 from lmchat.store.records import Exported
 from lmchat.store.turns import Turn
@@ -552,7 +552,7 @@ def _answer(generation: RemoteGeneration, stream: bool) -> Reply | ReplyStream:
 
 def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns settings as JSON values: sequences as lists."""
-    found = dict(settings)
+    found = as_json(settings)
     for name, value in found.items():
         if isinstance(value, tuple | frozenset | range):
             found[name] = [list(one) if isinstance(one, tuple) else one for one in value]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from datetime import datetime
@@ -12,6 +13,7 @@ from lmchat.engine import SessionInfo
 from lmchat.errors import Error
 from lmchat.generation.parts import Delta
 from lmchat.generation.reply import Reply
+from lmchat.generation.settings import MINUS_INFINITY
 from lmchat.generation.state import State
 from lmchat.sessions.branches import Branch
 from lmchat.store.turns import Timings, Turn, Usage
@@ -30,10 +32,13 @@ def known(kind: type[Value], data: Mapping[str, Any]) -> Value:
 
 
 def settings_of(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns settings. JSON has only text keys, those of `logit_bias` are numbers."""
+    """Returns settings, with the numbers of `logit_bias` that `as_json` made strings."""
     found = dict(data)
     if isinstance(found.get("logit_bias"), Mapping):
-        found["logit_bias"] = {int(key): value for key, value in found["logit_bias"].items()}
+        found["logit_bias"] = {
+            int(key): -math.inf if value == MINUS_INFINITY else value
+            for key, value in found["logit_bias"].items()
+        }
     return found
 
 

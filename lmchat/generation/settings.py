@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
@@ -19,6 +20,9 @@ from turbomind.params import (
     wrong,
 )
 from turbomind.shown import shown
+
+MINUS_INFINITY = "-Infinity"
+"""A bias that excludes a token, as JSON has it: a string, since its numbers are finite."""
 
 SETTINGS: dict[str, str] = {
     "max_new_tokens": "longest reply in tokens",
@@ -350,6 +354,21 @@ def from_generation_config(config: Mapping[str, Any]) -> dict[str, Any]:
         raise ModelError(f"generation_config.json: {error}") from error
 
 
+def as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings as JSON has them: it lacks the integer keys and infinities of a bias.
+
+    A bias of -inf is MINUS_INFINITY there, which `validate` reads.
+    """
+    found = dict(settings)
+    bias = found.get("logit_bias")
+    if isinstance(bias, Mapping):
+        found["logit_bias"] = {
+            str(i): MINUS_INFINITY if isinstance(b, float) and b == -math.inf else b
+            for i, b in bias.items()
+        }
+    return found
+
+
 def _plain(name: str, value: Any) -> Any:
     """Returns the value as plain Python of the setting's type."""
     check_count(name, value)
@@ -390,7 +409,7 @@ def _key(value: Any) -> Any:
 
 
 def _bias(value: Any) -> float:
-    bias = number_of(value)
+    bias = -math.inf if isinstance(value, str) and value == MINUS_INFINITY else number_of(value)
     if bias > _LARGEST:
         raise ValueError
     return bias

@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, Response
 import lmchat
 from lmchat.aio_stream import AsyncFollower
 from lmchat.generation.generation import Generation
+from lmchat.generation.settings import as_json
 from lmchat.public_text import public_model
 from lmchat.server.config import Limits
 from lmchat.server.dialects.limits import check_counted, check_limits
@@ -113,7 +114,7 @@ async def engine(request: Request) -> JSONResponse:
             "weights_text": found.info.weights_text,
             "device": found.device,
             "threads": found.threads,
-            "model_settings": found.model_settings,
+            "model_settings": as_json(found.model_settings),
             "template": asdict(found.template_info),
         }
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 from lmchat.engine import SessionInfo
 from lmchat.generation.reply import Reply
+from lmchat.generation.settings import as_json
 from lmchat.public_text import public_message, public_model, public_notice, public_summary
 from lmchat.server.errors import code_of
 from lmchat.sessions.branches import Branch
@@ -86,7 +87,7 @@ def whole(
         "model": public_model(record.model),
         "revision": record.revision,
         "system": system,
-        "settings": dict(record.settings),
+        "settings": as_json(record.settings),
         "template_variables": dict(record.template_variables),
         "history": record.history,
         "overflow": record.overflow,
@@ -112,7 +113,7 @@ def of_turn(turn: Turn, *, token_ids: bool = False, details: bool = False) -> di
             "finish_reason": turn.finish_reason,
             "usage": asdict(turn.usage),
             "timings": asdict(turn.timings),
-            "settings": dict(turn.settings),
+            "settings": as_json(turn.settings),
             "error": None if turn.error is None else public_message(turn.error),
             "error_code": None if turn.error is None else code_of(turn.error),
         }

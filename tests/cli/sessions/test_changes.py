@@ -3,9 +3,11 @@
 import errno
 import io
 import json
+import math
 import os
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 from assets import ROOT
@@ -22,6 +24,8 @@ from sessions_directory import (  # noqa: F401 - fixtures
 )
 from terminal import Terminal
 
+from lmchat.cli.sessions.export import Conversation, as_json
+from lmchat.generation.settings import validate
 from lmchat.store.records import SessionRecord, TurnStart
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 from lmchat.store.turns import Turn
@@ -196,6 +200,15 @@ def test_export_of_a_text(data_dir, trip, tmp_path):
     assert found["token_ids"] == trip.tree.token_ids(trip.leaf)
     assert [turn["role"] for turn in found["turns"]] == ["user", "assistant"] * 2
     assert "cannot be written" in data_dir.run("export", "trip", str(tmp_path / "x/y.md"), code=2)
+
+
+def test_an_excluded_token_is_exported_as_json_has_it(trip):
+    """RFC 8259 has no infinities: the export reads without them, and its value is taken."""
+    found = replace(trip, id="b" * 32, name="biased", settings={"logit_bias": {5: -math.inf}})
+    text = as_json(Conversation.of_record(found))
+    read = json.loads(text, parse_constant=pytest.fail)
+    assert read["settings"] == {"logit_bias": {"5": "-Infinity"}}
+    assert validate(read["settings"]) == found.settings
 
 
 def test_a_full_disk_leaves_the_old_file_unchanged(data_dir, trip, tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """A remote engine does what a local one does: the same calls, turns, replies and errors."""
 
+import math
 import threading
 
 import pytest
@@ -96,7 +97,7 @@ def conversation(engine):
     chat.annotate(chat.turns[-1].id, {"note": [1, 2]})
     seen.append([shown(turn) for turn in chat.conversation(after)])
     chat.set_system("Be kind.")
-    chat.set(temperature=0.5, logit_bias={3: -1.0})
+    chat.set(temperature=0.5, logit_bias={3: -1.0, 5: -math.inf})
     chat.set_variables(mood="calm")
     chat.set_title("A title")
     chat.set_tags(["one", "two"])

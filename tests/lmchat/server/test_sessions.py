@@ -484,3 +484,30 @@ def test_a_full_context_is_400(client, path):
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "context_length_exceeded"
     assert isinstance(answer, httpx.Response)
+
+
+def test_an_excluded_token_is_answered_as_json_has_it(client):
+    """RFC 8259 has no infinities: a bias of -inf is a string, in answers and in requests."""
+    bias = {"5": "-Infinity", "6": 2.5}
+    path = client.post("/v1/sessions", json={"settings": {**GREEDY, "logit_bias": bias}}).headers[
+        "location"
+    ]
+    turn(client, path, "Hi", stream=False, settings={"logit_bias": bias})
+    for where in (path, f"{path}?details=true", f"{path}/branches?turn=0"):
+        answer = client.get(where)
+        assert answer.status_code == 200, answer.text
+        found = json.loads(answer.content, parse_constant=pytest.fail)
+        biases = [turn["settings"]["logit_bias"] for turn in _with_settings(found)]
+        assert biases
+        assert all(found == bias for found in biases)
+    client.delete(path)
+
+
+def _with_settings(value):
+    """Yields each object with a bias in its settings, at any depth."""
+    values = value.values() if isinstance(value, dict) else value
+    if isinstance(value, dict) and "logit_bias" in value.get("settings", {}):
+        yield value
+    if isinstance(value, dict | list):
+        for one in values:
+            yield from _with_settings(one)
