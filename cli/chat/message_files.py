@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from lmchat.errors import InvalidRequest
 
 from ..terminal.texts import counted, human_bytes
+from .text_input import decode
 
 MOST_BYTES = 1 << 20
 """Bytes of a file that a message takes, at most."""
@@ -49,15 +50,7 @@ def read(argument: str) -> MessageFile:
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
         reason = getattr(error, "strerror", None) or error
         raise InvalidRequest(f"cannot read {path}: {reason}") from error
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(
-            f"{path} is not a text file: byte {error.start} is 0x{data[error.start]:02x}, which is "
-            "not UTF-8"
-        ) from None
-    if (at := data.find(0)) >= 0:
-        raise InvalidRequest(f"{path} is not a text file: byte {at} is 0x00")
+    text = decode(data, f"{path} is not a text file")
     if not text.strip():
         raise InvalidRequest(f"{path} has no text")
     return MessageFile(os.path.basename(path), text.rstrip("\r\n"))

@@ -27,6 +27,7 @@ from ..errors import (
 from ..terminal.escapes import CLEAR_LINE, dim, takes_escapes
 from ..terminal.texts import clean
 from .reply_status import usage_line
+from .text_input import read_stdin
 
 if TYPE_CHECKING:
     import lmchat
@@ -45,12 +46,12 @@ def question(given: str | None) -> str | None:
         The question; None if there is neither text and stdin is a terminal.
 
     Raises:
-        InvalidRequest: The question is blank.
+        InvalidRequest: The question is blank, or what is piped is too long or not text.
     """
     replace_undecodable()
     piped = "" if sys.stdin is None else None
     if piped is None and not sys.stdin.isatty():
-        piped = sys.stdin.read().rstrip("\n")
+        piped = read_stdin(given is not None)
     if given is None and piped is None:
         return None
     parts = [part for part in (given, piped) if part is not None and part.strip()]
