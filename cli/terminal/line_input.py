@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -152,8 +153,8 @@ class LineInput:
         try:
             path = state_folder() / "history"
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))
-            path.chmod(0o600)
+            if not _is_writable_file(path):
+                return InMemoryHistory()
         except RuntimeError:
             self.warning = "no input history: there is no home directory; set LMCHAT_HOME"
             return InMemoryHistory()
@@ -161,6 +162,26 @@ class LineInput:
             self.warning = f"no input history: {error}"
             return InMemoryHistory()
         return _SafeHistory(str(path))
+
+
+def _is_writable_file(path: Path) -> bool:
+    """Creates the history's file, private to its user, and returns whether it keeps lines.
+
+    The target of a link is a file of the user's, whose mode stays as it is. A device, such as the
+    null device, keeps nothing.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    flags = os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_NONBLOCK  # a pipe must not wait
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        if is_file and not path.is_symlink():
+            os.fchmod(descriptor, 0o600)
+        return is_file
+    finally:
+        os.close(descriptor)
 
 
 class _SafeHistory(FileHistory):
