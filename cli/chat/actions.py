@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 from pathlib import Path
@@ -18,6 +17,7 @@ from . import message_files, views
 from .context import ChatContext
 from .session_choice import same_model
 from .setting_values import explanation, parse_value, thinking_variables
+from .typed import name_of, path_and_name, path_of
 
 if TYPE_CHECKING:
     import lmchat
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 SHOWN = 3  # rounds that /show and /tokens show by default
 NAMED = 8  # session names in a message, at most
 _EXPORT_OPTIONS = ("--force", "--pages")
+_NAME_AND_NUMBER = re.compile(r"(.+)\s+(\d+)$", re.DOTALL)
 _NUMBER_AND_TEXT = re.compile(r"(\d+)(?:\s+(.*))?$", re.DOTALL)
 
 
@@ -61,7 +62,7 @@ def last_chaty(session: lmchat.Session) -> lmchat.Turn | None:
 
 def new(chat: ChatContext, argument: str) -> None:
     """Starts another session: `/new [NAME]`."""
-    old = chat.session
+    old, argument = chat.session, name_of(argument)
     if argument and argument in session_names(chat):
         raise InvalidRequest(
             f"session {argument!r} exists, expected a new name; /switch goes to it"
@@ -117,7 +118,7 @@ def switch(chat: ChatContext, argument: str) -> None:
     if not argument:
         raise InvalidRequest(f"/switch needs the name of a session: {_some_names(chat)}")
     info = _info(chat, argument)
-    chat.go(chat.engine.session(argument, owner=info.owner))
+    chat.go(chat.engine.session(info.name, owner=info.owner))
     views.place(chat)
     _note_model(chat, info.model)
 
@@ -220,10 +221,11 @@ def continue_(chat: ChatContext, _argument: str) -> None:
 
 def fork(chat: ChatContext, argument: str) -> None:
     """Continues in a copy: `/fork [NAME [N]]`."""
-    name, _, at = argument.partition(" ")
+    named = _NAME_AND_NUMBER.match(argument)
+    name, at = named.groups() if named else (argument, None)
     old = chat.session
-    questions = question_index(old, at.strip()) + 1 if at else None
-    chat.go(old.fork(name or None, questions))
+    questions = question_index(old, at) + 1 if at else None
+    chat.go(old.fork(name_of(name) or None, questions))
     chat.screen.note(f"session {chat.session.name} continues from here; {old.name} is unchanged")
 
 
@@ -337,6 +339,7 @@ def delete(chat: ChatContext, argument: str) -> None:
     """Deletes a session: `/delete [NAME]`."""
     name, owner = argument or chat.session.name, chat.session.owner
     info = _info(chat, name)
+    name = info.name
     rounds = counted(info.turns, "round")
     if not chat.confirm(f"Delete session {name} with {rounds} permanently?"):
         chat.screen.note("not deleted")
@@ -403,19 +406,18 @@ def export(chat: ChatContext, argument: str) -> None:
         options.add(found)
         argument = argument.removesuffix(found).rstrip()
     force, pages = "--force" in options, "--pages" in options
-    write(chat.session, argument, force=force, pages=pages, notify=chat.screen.note)
+    write(chat.session, path_of(argument), force=force, pages=pages, notify=chat.screen.note)
 
 
 def import_(chat: ChatContext, argument: str) -> None:
     """Opens a session from a file: `/import FILE [NAME]`."""
-    path, name = argument, None
     if not argument:
         raise InvalidRequest("/import needs the file, one that /export FILE.zip wrote")
-    if not os.path.exists(os.path.expanduser(path)) and " " in argument:
-        path, _, name = argument.rpartition(" ")
-    file = Path(os.path.expanduser(path.strip()))
+    path, name = path_and_name(argument)
     try:
-        session = chat.engine.import_(file, name, owner=chat.session.owner, notify=chat.screen.note)
+        session = chat.engine.import_(
+            Path(path), name, owner=chat.session.owner, notify=chat.screen.note
+        )
     except InvalidRequest as error:
         hint = "; /import FILE NAME gives another" if "is taken" in str(error) else ""
         raise InvalidRequest(f"{error}{hint}") from None
@@ -456,9 +458,10 @@ def session_names(chat: ChatContext) -> list[str]:
 
 def _info(chat: ChatContext, name: str) -> lmchat.SessionInfo:
     """Returns the summary of a session. Raises InvalidRequest if there is none of that name."""
-    for info in chat.engine.sessions(chat.session.owner):
-        if info.name == name:
-            return info
+    infos = {info.name: info for info in chat.engine.sessions(chat.session.owner)}
+    for spelled in (name, name_of(name)):
+        if spelled in infos:
+            return infos[spelled]
     raise InvalidRequest(f"there is no session {name!r}, expected one of {_some_names(chat)}")
 
 

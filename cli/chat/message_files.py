@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from lmchat.errors import InvalidRequest
 
 from ..terminal.texts import counted, human_bytes
 from .text_input import decode
+from .typed import path_of
 
 MOST_BYTES = 1 << 20
 """Bytes of a file that a message takes, at most."""
@@ -44,7 +44,7 @@ def read(argument: str) -> MessageFile:
     Raises:
         InvalidRequest: There is no such file, it cannot be read, is too large, or is not text.
     """
-    path = _path(argument)
+    path = path_of(argument)
     try:
         data = _content(path)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
@@ -59,18 +59,6 @@ def read(argument: str) -> MessageFile:
 def joined(message: str, files: Iterable[MessageFile]) -> str:
     """Returns a message followed by files, each under its name."""
     return "\n\n".join([message, *(f"{file.name}:\n{file.text}" for file in files)])
-
-
-def _path(argument: str) -> str:
-    """Returns the path that the user means; a name that has quotes comes before quoted names."""
-    path = os.path.expanduser(argument)
-    if os.path.lexists(path):
-        return path
-    try:
-        words = shlex.split(argument)
-    except ValueError:  # an open quote
-        return path
-    return os.path.expanduser(words[0]) if len(words) == 1 else path
 
 
 def _content(path: str) -> bytes:

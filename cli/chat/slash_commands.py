@@ -189,7 +189,8 @@ _TABLE = (
     ),
     SlashCommand(
         "fork", "[NAME [N]]", "continue in a copy of the session", actions.fork,
-        "With N the copy ends after question N and its reply. The copy shares the KV cache.",
+        "With N the copy ends after question N and its reply. The copy shares the KV cache. A NAME "
+        "that ends in a number is quoted.",
     ),
     SlashCommand(
         "title", "[TEXT]", "show or change the title of the session", actions.title,
@@ -258,7 +259,7 @@ _TABLE = (
         "export", "FILE [--force] [--pages]",
         "write the conversation to FILE.md or FILE.json, all branches to FILE.zip", actions.export,
         "An existing file is replaced only with --force. A .zip can be imported elsewhere; with "
-        "--pages it includes the KV cache.",
+        "--pages it includes the KV cache. FILE may have spaces, or be quoted as for a shell.",
     ),
     SlashCommand(
         "import", "FILE [NAME]", "open a session that /export FILE.zip wrote", actions.import_,

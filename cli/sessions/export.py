@@ -88,12 +88,12 @@ def write(
         InvalidRequest: The ending is unknown, the file exists, or it cannot be written.
     """
     target = Path(os.path.expanduser(path))
-    if target.suffix != ".zip" and not is_text(target):
+    if target.suffix.lower() != ".zip" and not is_text(target):
         raise InvalidRequest(f"file is {path!r}, expected a name that ends in .md, .json or .zip")
     check_ending(target, pages)
     if target.exists() and not force:
         raise InvalidRequest(f"{path} exists; /export {path} --force replaces it")
-    if target.suffix == ".zip":
+    if target.suffix.lower() == ".zip":
         done = session.export(target, pages, force=force, notify=notify)
         also = f", {counted(done.pages, 'page')}" if pages else ""
         notify(f"{target}: {counted(done.turns, 'message')} of all branches{also} written")
@@ -105,7 +105,7 @@ def write(
 
 def is_text(file: Path) -> bool:
     """Returns whether the ending of the file selects a text format."""
-    return file.suffix in _TEXTS
+    return file.suffix.lower() in _TEXTS
 
 
 def check_ending(file: Path, pages: bool) -> None:
@@ -133,7 +133,7 @@ def write_text(conversation: Conversation, file: Path, force: bool) -> Path:
     from lmchat.archive.archive import replacing
 
     target = Path(os.path.expanduser(file))
-    text = as_markdown(conversation) if target.suffix == ".md" else as_json(conversation)
+    text = as_markdown(conversation) if target.suffix.lower() == ".md" else as_json(conversation)
     data = text.encode("utf-8", "replace")
     replacing(target, force, lambda opened: opened.write(data))
     return target

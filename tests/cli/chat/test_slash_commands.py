@@ -345,6 +345,24 @@ def test_dropped_rounds_are_shown_above_the_others(start, request, tmp_path):
         user.leave()
 
 
+def test_names_and_paths_have_spaces_and_quotes(start, tmp_path):
+    (tmp_path / "my files").mkdir()
+    with start("--session", "trip to Rome") as terminal:
+        user = ChatUser(terminal)
+        user.type("hello", "new + ")
+        user.type("/fork my copy", "session my copy continues", prompt="my copy> ")
+        user.type('/fork "copy 2"', "session copy 2 continues", prompt="copy 2> ")
+        user.type("/fork an early copy 1", "session an early copy", prompt="an early copy> ")
+        user.type("/fork early 2", "error: there is no question 2, expected 1, the only one")
+        user.type("/switch 'my copy'", "my copy", prompt="my copy> ")
+        user.type(f'/export "{tmp_path}/my files/a talk.MD"', "a talk.MD: 2 messages written")
+        user.type(f"/export {tmp_path}/my\\ files/all.Zip", "all.Zip: 2 messages of all branches")
+        user.type(f'/import "{tmp_path}/my files/all.Zip" back again', prompt="back again> ")
+        user.type('/new "one more"', "session one more begins", prompt="one more> ")
+        user.leave()
+    assert (tmp_path / "my files/a talk.MD").read_text().startswith("# ")
+
+
 def test_a_line_end_may_follow_a_command_name(start):
     with start() as terminal:
         user = ChatUser(terminal)
