@@ -120,6 +120,7 @@ class Repl:
                 continue
             except EOFError:
                 return 0
+            self.screen.bracket_pastes()  # what comes before the next prompt is its draft
             try:
                 self.handle(typed)
             except Leave:

@@ -19,6 +19,7 @@ from prompt_toolkit.enums import DEFAULT_BUFFER
 from prompt_toolkit.filters import Condition, has_focus
 from prompt_toolkit.formatted_text import FormattedText
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.input import create_input
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import create_output
@@ -26,6 +27,7 @@ from prompt_toolkit.output.plain_text import PlainTextOutput
 from prompt_toolkit.utils import is_dumb_terminal
 
 from .escapes import takes_escapes
+from .key_parser import with_key_parser
 from .texts import clean
 
 QUOTES = '"""'
@@ -71,8 +73,8 @@ def can_prefill() -> bool:
 class LineInput:
     """Reads lines at the prompt.
 
-    Enter sends the line, except in a block that starts with three quotes; Alt-Enter starts a new
-    line, Ctrl-R searches the history, Ctrl-X Ctrl-E opens the editor.
+    Enter sends the line, except in a block that starts with three quotes; Alt-Enter, Shift-Enter
+    and Ctrl-Enter start a new line, Ctrl-R searches the history, Ctrl-X Ctrl-E opens the editor.
 
     Args:
         complete: Returns completions.
@@ -137,7 +139,8 @@ class LineInput:
         That is prompt_toolkit's for dumb terminals, which it takes if no output is given to it.
         """
         if takes_escapes(self._file):
-            return PromptSession(output=create_output(self._file), **options)
+            keys = with_key_parser(create_input())
+            return PromptSession(input=keys, output=create_output(self._file), **options)
         with create_app_session(output=PlainTextOutput(self._file)):
             return PromptSession(**options)
 
@@ -219,6 +222,7 @@ def _bindings() -> KeyBindings:
             buffer.validate_and_handle()
 
     @keys.add("escape", "enter", filter=typing)
+    @keys.add("escape", "c-j", filter=typing)
     def _(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
 

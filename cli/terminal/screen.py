@@ -28,7 +28,7 @@ from .texts import clean
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 NO_WRAP, WRAP = "\x1b[?7l", "\x1b[?7h"
-PASTE_OFF = "\x1b[?2004l"  # prompt_toolkit switches it on
+PASTE_ON, PASTE_OFF = "\x1b[?2004h", "\x1b[?2004l"  # prompt_toolkit switches both
 CLEAR_LINE, CLEAR_REST = "\x1b[K", "\x1b[J"
 FALLBACK = os.terminal_size((80, 24))
 ENDLESS = 1_000_000  # columns outside a terminal: lines are not wrapped
@@ -159,6 +159,7 @@ class Screen:
         if quiet:
             settings[0] &= ~termios.ICRNL
             settings[3] &= ~(termios.ECHO | termios.ICANON)
+            settings[3] |= termios.NOFLSH  # Ctrl-C keeps what was typed
         with contextlib.suppress(termios.error, OSError):  # the terminal was closed
             termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, settings)
 
@@ -171,13 +172,20 @@ class Screen:
         finally:
             self._erase_live_part()
 
+    def bracket_pastes(self, on: bool = True) -> None:
+        """Makes the terminal mark pastes, so that a later prompt takes each as one text."""
+        if takes_escapes(self.file):
+            self.write(PASTE_ON if on else PASTE_OFF)
+
     def suspend(self) -> None:
         """Suspends the process (Ctrl-Z) with restored settings, and continues after `fg`."""
         self._erase_live_part()
+        self.bracket_pastes(False)
         before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         with self.quiet_keys(False):
             os.kill(os.getpid(), signal.SIGTSTP)
         signal.signal(signal.SIGTSTP, before)
+        self.bracket_pastes()
         self._hide_cursor()
 
     def _hide_cursor(self) -> None:

@@ -189,6 +189,29 @@ def test_messages_of_several_lines(chat):
     assert chat.messages() == ["one\n\ntwo", "a\nb", "p 1\n/p 2"]
 
 
+@pytest.mark.parametrize("stopped", [False, True])
+def test_what_is_pasted_while_a_reply_runs_is_one_draft(chat, stopped):
+    """Also after Ctrl-C, which drops what a terminal holds unless it is told otherwise."""
+    with chat([["text", "One\n\n"], ["wait", "go"], ["text", "two"]], OK) as terminal:
+        send(terminal, "x")
+        terminal.wait("One")
+        on, off = (terminal.raw.rfind(b"\x1b[?2004" + end) for end in (b"h", b"l"))
+        assert on > off
+        terminal.type("see ")
+        terminal.paste("p 1\np 2\n")
+        terminal.type("end")
+        if stopped:
+            terminal.key("ctrl-c")
+        else:
+            chat.go("go")
+        terminal.wait(lambda: terminal.text.endswith("> see p 1\n  p 2\n  end"))
+        assert chat.messages() == ["x"]
+        terminal.key("enter")
+        wait_replies(terminal, 2)
+        leave(terminal)
+    assert chat.messages() == ["x", "see p 1\np 2\nend"]
+
+
 def test_the_input_history_is_stored_and_private(chat):
     with chat(OK) as terminal:
         send(terminal, "first message")

@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 from prompt_toolkit.history import FileHistory, InMemoryHistory
+from prompt_toolkit.input.ansi_escape_sequences import ANSI_SEQUENCES
+from prompt_toolkit.input.vt100_parser import Vt100Parser
+from prompt_toolkit.keys import Keys
 
+from lmchat.cli.terminal.key_parser import _ENTER, KeyParser
 from lmchat.cli.terminal.line_input import LineInput, state_folder
 from lmchat.store.data_directory import data_place
 
@@ -71,3 +75,58 @@ def test_history_and_data_mean_the_same_home(home, monkeypatch):
         monkeypatch.setenv(name, "relative")
     assert state_folder() == Path.home() / ".local/state/lmchat"
     assert data_place() == Path.home() / ".local/share/lmchat"
+
+
+def parsed(*pieces):
+    """Returns the keys of what a terminal sends, and the text that they insert."""
+    keys = []
+    parser = KeyParser(keys.append)
+    for piece in pieces:
+        parser.feed(piece)
+    parser.flush()
+    return [key.key for key in keys], keys
+
+
+ALT_ENTER = [Keys.Escape, Keys.ControlM]
+
+
+@pytest.mark.parametrize("modifiers", [2, 3, 5, 6, 4, 9, 2 + 64, 5 + 128])
+@pytest.mark.parametrize("spelling", ["\x1b[13;{}u", "\x1b[57414;{}u", "\x1b[27;{};13~"])
+def test_enter_with_a_modifier_is_a_new_line(spelling, modifiers):
+    """Shift, Alt and Ctrl as 1 plus bits of 1, 2 and 4; also while a lock is on."""
+    sequence = spelling.format(modifiers)
+    assert parsed(sequence)[0] == ALT_ENTER
+    assert parsed(*sequence)[0] == ALT_ENTER  # each byte in a read of its own
+
+
+@pytest.mark.parametrize("sequence", ["\x1b[13u", "\x1b[13;1u", "\x1b[13;65u", "\x1b[27;1;13~"])
+def test_enter_alone_is_enter(sequence):
+    assert parsed(sequence)[0] == [Keys.ControlM]
+
+
+@pytest.mark.parametrize(
+    "sequence", ["\x1b[97;5u", "\x1b[27;5;97~", "\x1b[?62;22c", "\x1b[>0;10;1c", "\x1b[57441;2:3u"]
+)
+def test_an_unknown_sequence_inserts_nothing(sequence):
+    assert parsed(f"a{sequence}b")[0] == ["a", "b"]
+    assert parsed("a", *sequence, "b")[0] == ["a", "b"]
+
+
+@pytest.mark.parametrize("sequence", [*ANSI_SEQUENCES, "\x1b[12;40R", "\x1b", "\x1bx", "é京"])
+def test_known_keys_are_those_of_prompt_toolkit(sequence):
+    if _ENTER.fullmatch(sequence) or sequence == "\x1b[200~":
+        return
+    keys = []
+    reference = Vt100Parser(keys.append)
+    reference.feed(sequence)
+    reference.flush()
+    assert parsed(sequence)[1] == keys
+    assert parsed(*sequence)[1] == keys
+
+
+def test_a_paste_is_one_text_whatever_it_has():
+    text = "a\x1b[13;2ub\x1b[97;5u\rc"
+    _, keys = parsed("x\x1b[200~" + text[:4], text[4:] + "\x1b[20", "1~y")
+    assert [(key.key, key.data) for key in keys] == [
+        ("x", "x"), (Keys.BracketedPaste, text), ("y", "y"),
+    ]  # fmt: skip
