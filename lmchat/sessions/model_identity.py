@@ -8,12 +8,15 @@ reply stores the tokenizer that it was made with.
 from __future__ import annotations
 
 import hashlib
+import inspect
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from lmchat.store.turns import Turn
+from turbomind import Engine
 from turbomind.loading.quantize import NO_QUANTIZATION
 
 if TYPE_CHECKING:
@@ -21,19 +24,13 @@ if TYPE_CHECKING:
 
 TOKENIZER = "tokenizer"
 """Key of a reply's settings under which the digest of its tokenizer is stored."""
-LOADING: dict[str, Any] = {
-    "dtype": "auto",
-    "quantize": None,
-    "head": None,
-    "group_size": None,
-    "kv_dtype": "auto",
-    "rope_length": None,
-    "revision": None,
-    "load_format": "auto",
-    "seed": 0,
-}
-"""Engine options that change what a model computes, and their defaults. A session stores those that
-differ. Those of a machine, such as the device and the number of ranks, are not among them."""
+LOADING = (
+    "dtype", "quantize", "head", "group_size", "kv_dtype", "rope_length", "revision", "load_format",
+    "seed",
+)  # fmt: skip
+"""Engine options that change what a model computes. A session stores those that differ from their
+defaults. Those of a machine, such as the device and the number of ranks, are not among them."""
+_DEFAULTS = {name: inspect.signature(Engine).parameters[name].default for name in LOADING}
 _QUANTIZATION = {"quantize", "head", "group_size"}
 
 
@@ -131,12 +128,13 @@ def identity(
 def loading_of(options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the engine options that a session stores: those that change what a model computes,
     where they are not the default."""
-    plain = {name: value for name, value in options.items() if value != NO_QUANTIZATION}
-    return {
-        name: plain[name]
-        for name, default in LOADING.items()
-        if plain.get(name) is not None and plain[name] != default
-    }
+    found: dict[str, Any] = {}
+    for name in LOADING:
+        value = options.get(name)
+        if value is not None and value not in (_DEFAULTS[name], NO_QUANTIZATION):
+            # A store takes plain values, and an engine numpy's integers too.
+            found[name] = str(value) if isinstance(value, str) else operator.index(value)
+    return found
 
 
 def loading_again(stored: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 
+import numpy as np
 import pytest
 import tokenizers
 from chat_models import CHATML, chat_model, make_tokenizer
 from chat_reference import Conversation
 
 import lmchat
+from lmchat.store.sqlite.sqlite_store import SqliteStore
 
 NO_END = {0: -100.0, 2: -100.0}
 GREEDY = {"temperature": 0.0, "max_new_tokens": 8, "logit_bias": NO_END}
@@ -131,3 +134,16 @@ def test_another_tokenizer_encodes_the_branch_that_is_answered(folder, tmp_path,
         chat.start_send("Three", after=first).wait()
         assert [turn.text for turn in chat.turns if turn.role == "user"] == ["One", "Three"]
         assert chat.token_ids == by_hand(chat.turns, backend)
+
+
+def test_a_session_stores_how_its_model_was_loaded(folder, tmp_path):
+    """As plain values: an engine also takes numpy's integers, which no store does."""
+    options = {"quantize": "int4", "group_size": np.int64(32), "seed": np.uint64(7)}
+    loaded = {"quantize": "int4", "group_size": 32, "seed": 7}
+    for given, stored in ((options, loaded), ({"quantize": "none", "dtype": "auto"}, {})):
+        with opened(folder, "cpu", store=str(tmp_path), **given) as engine:
+            chat = engine.session("trip")
+            assert chat.send("One", **GREEDY).error is None
+            assert chat.fork()._record.loading == stored
+        with contextlib.closing(SqliteStore(tmp_path)) as store:
+            assert store.find("local", "trip").loading == stored
