@@ -10,6 +10,7 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
+from turbomind import _C
 from turbomind.errors import InvalidRequest
 
 _UNITS = {"": 1, "B": 1}
@@ -21,8 +22,13 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
 def physical_cores() -> int:
-    """Counts the physical cores in the affinity mask, at most the container's CPU quota."""
-    return max(1, min(len(cores()), _quota()))
+    """Counts the physical cores in the affinity mask, at most the quota of CPU time.
+
+    The quota is the smallest of the process's control groups and those above them (cgroup v1 and
+    v2), rounded down: of 1.6 CPUs one thread, because threads beyond it wait for each other.
+    """
+    here = len(cores())
+    return max(1, min(here, _C.cpu_quota("/") or here))
 
 
 def cores() -> list[frozenset[int]]:
@@ -37,14 +43,6 @@ def cores() -> list[frozenset[int]]:
             name = str(cpu)
         found.setdefault(name, set()).add(cpu)
     return [frozenset(cpus) for cpus in found.values()]
-
-
-def _quota() -> int:
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return max(1, round(int(quota) / int(period)))
-    except (OSError, ValueError):  # no cgroup v2, or "max"
-        return 1 << 20
 
 
 def physical_memory() -> int:
@@ -77,20 +75,8 @@ def _left_of_limits(root: Path) -> Iterator[int]:
 
 
 def _left_in_groups(root: Path) -> Iterator[int]:
-    with contextlib.suppress(OSError):
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers == "":
-                base, names = root / "sys/fs/cgroup", _V2
-            elif "memory" in controllers.split(","):
-                base, names = root / "sys/fs/cgroup/memory", _V1
-            else:
-                continue
-            own = base / path.lstrip("/")
-            # A container may see its own group as the root, and not the path that it has outside.
-            for group in dict.fromkeys((own, *own.parents, base)):
-                if group == base or base in group.parents:
-                    yield from _left_in_group(group, *names)
+    for folder, version in _C.control_groups("memory", str(root)):
+        yield from _left_in_group(Path(folder), *(_V1 if version == 1 else _V2))
 
 
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")

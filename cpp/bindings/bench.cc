@@ -8,6 +8,7 @@
 #include "bindings/bindings.h"
 #include "ceilings/ceilings.h"
 #include "ceilings/gpu_ceilings.h"
+#include "core/control_groups.h"
 #include "core/isa.h"
 #include "ops/attention.h"
 
@@ -145,6 +146,20 @@ void bind_bench(py::module_& m) {
       py::arg("isa"), py::arg("threads"), py::arg("k_dim"), py::arg("v_dim"),
       "Returns the bytes of work memory of attention on the CPU, for any step.");
   m.def("cpu_name", &cpu_name, "Returns the processor's name as the system reports it.");
+  m.def(
+      "control_groups",
+      [](const std::string& controller, const std::string& root) {
+        std::vector<std::pair<std::string, int>> found;
+        for (const auto& group : control_groups(controller, root)) {
+          found.emplace_back(group.folder, group.version);
+        }
+        return found;
+      },
+      py::arg("controller"), py::arg("root"),
+      "Returns folder and version of the control groups that limit this process, the innermost "
+      "first.");
+  m.def("cpu_quota", &cpu_quota, py::arg("root"),
+        "Returns the CPUs that the control groups pay for, rounded down, at least 1, or None.");
   m.def("measure_read", &read_rate, py::arg("isa"), py::arg("threads"), py::arg("buffer_bytes"),
         py::arg("seconds"), "Measures the bytes per second of a streaming sum.");
   m.def("measure_tiles", &tile_rate, py::arg("isa"), py::arg("threads"), py::arg("seconds"),

@@ -2,15 +2,14 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <condition_variable>
-#include <fstream>
 #include <mutex>
 
 #if defined(__linux__)
 #include <sched.h>
 #endif
 
+#include "core/control_groups.h"
 #include "core/error.h"
 
 namespace turbomind {
@@ -30,13 +29,9 @@ int usable_cpus() {
 #if defined(__linux__)
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof set, &set) == 0) cpus = CPU_COUNT(&set);
-  double quota = 0, period = 0;
-  std::ifstream limit("/sys/fs/cgroup/cpu.max");  // "max" where there is none
-  if (limit >> quota >> period && period > 0) {
-    cpus = std::min(cpus, static_cast<int>(std::lround(quota / period)));
-  }
 #endif
-  return std::max(cpus, 1);
+  return static_cast<int>(
+      std::max<int64_t>(1, std::min<int64_t>(cpus, cpu_quota().value_or(cpus))));
 }
 
 // Threads of the pools of this process that have an open step.

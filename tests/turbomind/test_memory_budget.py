@@ -13,7 +13,7 @@ from checkpoints import TINY, prompt
 import turbomind
 from turbomind import _C, InvalidRequest
 from turbomind.defaults import CPU, CacheSize
-from turbomind.machine import available_memory, physical_memory
+from turbomind.machine import available_memory, physical_cores, physical_memory
 
 MIB = 1 << 20
 
@@ -78,6 +78,48 @@ CASES = {
 def test_available_memory_is_what_every_limit_leaves(name: str, tmp_path: Path) -> None:
     cgroup, files, expected = CASES[name]
     assert available_memory(system(tmp_path, cgroup, 800 * MIB, files)) == expected
+
+
+CPU_CASES: dict[str, tuple[str, dict[str, str], int | None]] = {
+    "no limit": ("0::/a\n", {"a/cpu.max": "max 100000\n"}, None),
+    "no files": ("0::/a\n", {}, None),
+    "a container that is its own root": ("0::/outside\n", {"cpu.max": "300000 100000\n"}, 3),
+    "a group that is not seen": ("0::/../../x\n", {"cpu.max": "200000 100000\n"}, 2),
+    "a unit of systemd": ("0::/s.slice/u.service\n", {"s.slice/u.service/cpu.max": "9 3\n"}, 3),
+    "the slice above": (
+        "0::/s.slice/u.service\n",
+        {"s.slice/u.service/cpu.max": "max 100000\n", "s.slice/cpu.max": "400000 100000\n"},
+        4,
+    ),
+    "the smallest of two": ("0::/a/b\n", {"a/b/cpu.max": "5 1\n", "a/cpu.max": "2 1\n"}, 2),
+    "rounded down": ("0::/\n", {"cpu.max": "199999 100000\n"}, 1),
+    "less than one": ("0::/\n", {"cpu.max": "10000 100000\n"}, 1),
+    "version 1": (
+        "5:cpu,cpuacct:/x/y\n4:cpuset:/\n0::/\n",
+        {"cpu/x/cpu.cfs_quota_us": "250000\n", "cpu/x/cpu.cfs_period_us": "100000\n"},
+        2,
+    ),
+    "version 1 without a limit": (
+        "5:cpu:/\n",
+        {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"},
+        None,
+    ),
+    "damaged": ("0::/\n", {"cpu.max": "?\n"}, None),
+}
+
+
+@pytest.mark.parametrize("name", CPU_CASES)
+def test_the_quota_is_the_smallest_of_the_groups_rounded_down(name: str, tmp_path: Path) -> None:
+    cgroup, files, expected = CPU_CASES[name]
+    assert _C.cpu_quota(str(system(tmp_path, cgroup, MIB, files))) == expected
+
+
+def test_threads_are_at_most_the_quota(monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = [frozenset({cpu}) for cpu in range(4)]
+    monkeypatch.setattr("turbomind.machine.cores", lambda: cores)
+    for quota, threads in ((None, 4), (1, 1), (3, 3), (9, 4)):
+        monkeypatch.setattr(_C, "cpu_quota", lambda _root, quota=quota: quota)
+        assert physical_cores() == threads
 
 
 @pytest.mark.parametrize("limit", [resource.RLIMIT_AS, resource.RLIMIT_DATA])
