@@ -24,8 +24,12 @@ def _run() -> None:
     import json
     import os
 
-    from turbomind.descriptors import explain_open_file_limit
+    # Before tokenizers and numpy are imported: their threads would have nothing to compute.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
     from turbomind.errors import Error
+    from turbomind.limits import explain_limits
 
     from .app import app
     from .errors import (
@@ -41,7 +45,7 @@ def _run() -> None:
     os.environ["TERM"] = os.environ.get("TERM") or "dumb"  # for rich and prompt_toolkit too
     asked: dict[str, object] = {}
     try:
-        with explain_open_file_limit("what this needs"):
+        with explain_limits("what this needs"):
             app(obj=asked)
     except Error as error:
         if asked.get("json"):

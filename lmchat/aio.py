@@ -25,7 +25,7 @@ from typing import (
 from typing_extensions import Unpack
 
 from lmchat.aio_stream import AsyncFollower, AsyncReplyStream, end_of
-from lmchat.aio_threads import Threads, shared
+from lmchat.aio_threads import READY, Threads, shared
 from lmchat.engine import ChatEngine
 from lmchat.errors import EngineClosed
 from lmchat.forks import watch
@@ -387,6 +387,7 @@ class AsyncChatEngine:
     async def start(self) -> AsyncChatEngine:
         """Loads the model, unless it is loaded."""
         if self._engine is None:
+            self._threads.start_threads(READY)
             self._engine = await self._threads.run(self._make)
             watch(self)
         return self

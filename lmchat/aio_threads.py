@@ -6,11 +6,13 @@ import asyncio
 import contextvars
 import functools
 import os
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import ParamSpec, TypeVar
 
 from lmchat.errors import EngineClosed
+from turbomind.limits import explain_limits
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -20,14 +22,52 @@ THREADS = 64
 little; asyncio's own executor has 6 threads on 2 cores."""
 
 
-class Threads:
-    """An executor of one engine. Its threads start when they are needed."""
+READY = 4
+"""Threads of an engine that has started: so many calls are served whatever the system refuses."""
 
-    def __init__(self, count: int = THREADS) -> None:
-        self._count = count
+
+class _Executor(ThreadPoolExecutor):
+    """Goes on with the threads that it has where the system refuses another."""
+
+    def start_threads(self, count: int) -> None:
+        gate = threading.Event()
+        waiting = [self.submit(gate.wait) for _ in range(count)]
+        gate.set()
+        wait(waiting)
+        if len(self._threads) < count:
+            raise RuntimeError("can't start new thread")
+
+    def _adjust_thread_count(self) -> None:
+        try:
+            super()._adjust_thread_count()
+        except RuntimeError:
+            if not self._threads:
+                raise
+
+
+class Threads:
+    """An executor of one engine. Its threads start when they are needed.
+
+    Args:
+        count: most threads.
+        name: start of their names.
+    """
+
+    def __init__(self, count: int = THREADS, name: str = "lmchat-aio") -> None:
+        self._count, self._name = count, name
         self.start_again()
         self.is_closed = False
         """Whether the threads end once their work is done."""
+
+    def start_threads(self, count: int) -> None:
+        """Starts threads until there are `count`, so that a limit on tasks is met before anything
+        is served.
+
+        Raises:
+            InternalError: the system refuses one.
+        """
+        with explain_limits("the engine"):
+            self._executor.start_threads(count)
 
     async def run(self, verb: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Calls `verb` in a thread and returns its result. Cancelling the await does not stop
@@ -39,19 +79,21 @@ class Threads:
 
         Raises:
             EngineClosed: the threads have been ended.
+            InternalError: there is no thread, and the system refuses one.
         """
         context = contextvars.copy_context()
         loop = asyncio.get_running_loop()
         try:
             return loop.run_in_executor(self._executor, functools.partial(context.run, work))
         except RuntimeError as error:
-            if not self.is_closed:  # no thread can be started
-                raise
+            if not self.is_closed:
+                with explain_limits("a call"):
+                    raise
             raise EngineClosed("the engine has been closed") from error
 
     def start_again(self) -> None:
         """Replaces the executor, whose threads a forked child does not have."""
-        self._executor = ThreadPoolExecutor(self._count, thread_name_prefix="lmchat-aio")
+        self._executor = _Executor(self._count, thread_name_prefix=self._name)
 
     def close(self) -> None:
         """Ends the threads once their work is done, without waiting for it."""

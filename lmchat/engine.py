@@ -50,7 +50,7 @@ from lmchat.text.prompt import PromptBuilder, check_history
 from lmchat.text.template_class import TemplateInfo
 from lmchat.text.tokenizer import Tokenizer
 from turbomind import Engine, Forecast, ModelInfo, Residence, Stats
-from turbomind.descriptors import explain_open_file_limit
+from turbomind.limits import explain_limits
 from turbomind.shown import shown
 
 _SWEEP_SECONDS = 5.0  # between two looks for sessions to close
@@ -121,7 +121,7 @@ class ChatEngine(StatelessVerbs):
         check_limits(idle_close, max_open_sessions)
         self._max_queue, self._max_wait = max_queue, float(max_wait)
         watch(self)
-        with explain_open_file_limit("the engine"):
+        with explain_limits("the engine"):
             opened, folder, self._owns_store = open_store(store)
             try:
                 reuse = engine_options.get("prefix_reuse", True)

@@ -20,12 +20,12 @@ from typing_extensions import Unpack
 
 import turbomind._C as _C
 from turbomind.defaults import CacheSize
-from turbomind.descriptors import explain_open_file_limit
 from turbomind.device import device_name, gpu_options, is_automatic, model_fault, rank_count
 from turbomind.engine_options import core_options, thread_count
 from turbomind.errors import EngineClosed, Error, InternalError, InvalidRequest, ModelError
 from turbomind.handle import Handle
 from turbomind.inbox import Inbox
+from turbomind.limits import explain_limits
 from turbomind.loading.loader import (
     ModelInfo,
     describe,
@@ -145,7 +145,7 @@ class Engine:
         InternalError: Memory, threads or file descriptors are short.
     """
 
-    @explain_open_file_limit("the engine")
+    @explain_limits("the engine")
     def __init__(
         self,
         path: str | os.PathLike[str],

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 import turbomind._C as _C
-from turbomind.descriptors import explain_open_file_limit
+from turbomind.limits import explain_limits
 from turbomind.machine import parse_bytes
 from turbomind.tiers import parse_quota
 
@@ -111,7 +111,7 @@ class PageStore:
         InvalidRequest: The folder cannot be made or read.
     """
 
-    @explain_open_file_limit("the folder of pages")
+    @explain_limits("the folder of pages")
     def __init__(
         self,
         folder: str | os.PathLike[str],

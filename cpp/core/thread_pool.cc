@@ -4,6 +4,8 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <system_error>
+#include <utility>
 
 #if defined(__linux__)
 #include <sched.h>
@@ -97,6 +99,14 @@ struct ThreadPool::State {
   }
 };
 
+std::thread start_thread(std::function<void()> work) {
+  try {
+    return std::thread(std::move(work));
+  } catch (const std::system_error& error) {
+    throw_error(ErrorCode::internal, "the system refused to start a thread: ", error.what());
+  }
+}
+
 bool SpinRule::spins(std::chrono::nanoseconds waited) const {
   if (threads > cpus || threads_in_steps > cpus) return false;
   return waited < (in_step ? kStepSpin : kSpin);
@@ -115,13 +125,14 @@ ThreadPool::ThreadPool(int threads, void (*before_sleep)()) : state_(std::make_u
   ranges_ = std::vector<Range>(threads);
   workers_.reserve(threads - 1);
   try {
-    for (int w = 1; w < threads; ++w) workers_.emplace_back([this, w] { worker_loop(w); });
+    for (int w = 1; w < threads; ++w) {
+      workers_.push_back(start_thread([this, w] { worker_loop(w); }));
+    }
   } catch (...) {
     state_->stop.store(true);
     state_->begin_generation();
     for (auto& t : workers_) t.join();
-    throw_error(ErrorCode::internal, "the system refused to start ", threads - 1,
-                " worker threads");
+    throw;
   }
 }
 

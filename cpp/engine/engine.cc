@@ -14,6 +14,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "core/thread_pool.h"
 #include "cuda/gpu_context.h"
 #include "engine/engine_core.h"
 #include "engine/make_tiers.h"
@@ -146,7 +147,7 @@ class Engine::Impl {
         has_tiers_(!tiers->empty()),
         tiers_(tiers),
         core_(options, *model_, stop_, std::move(tiers), [this] { moved(); }),
-        thread_([this] { loop(); }) {}
+        thread_(start_thread([this] { loop(); })) {}
 
   ~Impl() { shutdown(); }
 

@@ -9,6 +9,8 @@
 #include <shared_mutex>
 #include <utility>
 
+#include "core/thread_pool.h"
+
 namespace turbomind {
 
 namespace {
@@ -132,7 +134,7 @@ PageMover::PageMover(Model& model, SharedTiers tiers, std::function<void()> wake
   const auto start = [this](bool loads_only) {
     shared_->begin();
     try {
-      return std::thread([shared = shared_, loads_only] { shared->loop(loads_only); });
+      return start_thread([shared = shared_, loads_only] { shared->loop(loads_only); });
     } catch (...) {
       shared_->end();
       throw;

@@ -28,6 +28,7 @@ from lmchat.errors import (
 )
 from lmchat.public_text import public_message
 from lmchat.server.http.root_path import PATH
+from turbomind.limits import is_shortage
 from turbomind.shown import shown
 
 MAX_MESSAGE = 1000
@@ -48,6 +49,7 @@ _KINDS: tuple[tuple[type[BaseException], int, str, str | None], ...] = (
     (StoreError, 503, _SERVER, "store_unavailable"),
     (Error, 500, _SERVER, "internal_error"),
 )
+_SHORT = "out_of_resources"
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -108,6 +110,8 @@ def error_object(error: BaseException) -> dict[str, Any]:
         status, kind, code = _kind(error)
         param = getattr(error, "param", None)
     message = str(error) if isinstance(error, HttpError) else public_message(error)
+    if code == _SHORT:
+        message = "the server lacks threads or open files; its log has the reason, try again later"
     if status == 500:
         message = "the server failed; its log has the reason"
     return {"error": {"message": bounded(message), "type": kind, "param": param, "code": code}}
@@ -192,6 +196,8 @@ def install(app: FastAPI, refusals: Mapping[int, Callable[[Scope], HttpError]]) 
 
 
 def _kind(error: BaseException) -> tuple[int, str, str | None]:
+    if is_shortage(error):
+        return 503, _SERVER, _SHORT
     for kind, status, name, code in _KINDS:
         if isinstance(error, kind) and not isinstance(error, InternalError):
             return status, name, code

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -20,6 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from lmchat.aio import AsyncChatEngine
+from lmchat.aio_threads import Threads
 from lmchat.engine import ChatEngine
 from lmchat.errors import Error, Overloaded
 from lmchat.generation.generation import Reply
@@ -73,7 +73,8 @@ class Metrics:
     def __init__(self, engine: AsyncChatEngine, model_name: str) -> None:
         self._registry = CollectorRegistry()
         self._model_name = model_name
-        self._threads = ThreadPoolExecutor(1, "lmchat-metrics")
+        self._threads = Threads(1, "lmchat-metrics")
+        self._threads.start_threads(1)
         self._reading: asyncio.Future[bytes] | None = None
         tokens = buckets_of_tokens(engine.max_context)
         self._ttft = self._histogram("time_to_first_token_seconds", "Time to first token.", _TTFT)
@@ -196,8 +197,7 @@ class Metrics:
     async def text(self) -> bytes:
         """Returns all metrics in Prometheus' text format. Simultaneous callers share a reading."""
         if self._reading is None:
-            loop = asyncio.get_running_loop()
-            self._reading = loop.run_in_executor(self._threads, self._text)
+            self._reading = self._threads.start(self._text)
             self._reading.add_done_callback(self._was_read)
         return await asyncio.shield(self._reading)
 
@@ -213,7 +213,7 @@ class Metrics:
 
     def close(self) -> None:
         """Ends the thread."""
-        self._threads.shutdown(wait=False)
+        self._threads.close()
 
 
 class _Families(CollectorRegistry):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import os
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
@@ -60,6 +61,7 @@ class Tokenizer:
         self, backend: tokenizers.Tokenizer, named: Mapping[str, str] | None = None
     ) -> None:
         self._backend = backend
+        _start_pool(backend)
         self.named = dict(named or {})
         """Spellings of the named special tokens: "bos_token", "eos_token", ..."""
         texts = set(self.named.values())
@@ -379,6 +381,19 @@ def _check_unicode(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidRequest(f"text holds {text[error.start]!r}, expected Unicode") from error
+
+
+def _start_pool(backend: tokenizers.Tokenizer) -> None:
+    """Starts the library's threads now, or has it work without them where the system refuses any.
+
+    It starts them at its first batch, and fails at each one if it cannot.
+    """
+    try:
+        backend.decode_batch([[0]])
+    except BaseException as error:  # a panic of Rust is no Exception
+        if "ThreadPoolBuildError" not in str(error):
+            raise
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 def _encoding(

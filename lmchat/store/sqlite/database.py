@@ -31,7 +31,7 @@ from lmchat.store.sqlite import schema, search_index
 from lmchat.store.sqlite.checkpointer import Checkpointer
 from lmchat.store.sqlite.reserve_file import ReserveFile
 from lmchat.store.sqlite.room import FIRST_BYTES, FULL, Room, is_full
-from turbomind.descriptors import is_exhausted
+from turbomind.limits import is_exhausted
 
 BUSY_SECONDS = 10.0
 """Longest wait of a transaction for one of another process."""

@@ -45,7 +45,7 @@ from lmchat.store.sqlite import (
 from lmchat.store.sqlite.database import Database, after_fork
 from lmchat.store.sqlite.search import Lists, Tags
 from lmchat.store.turns import Turn
-from turbomind.descriptors import explain_open_file_limit
+from turbomind.limits import explain_limits
 
 RELEASE_SECONDS = 0.25
 """Longest wait in `begin()` for an owner that still writes the KV pages of its last turn."""
@@ -84,7 +84,7 @@ class SqliteStore:
         StoreError: the directory or the file cannot be used.
     """
 
-    @explain_open_file_limit("the store of sessions")
+    @explain_limits("the store of sessions")
     def __init__(self, data_dir: Path | str) -> None:
         self.data_dir = Path(data_dir).absolute()
         private_folder(self.data_dir)

@@ -13,7 +13,7 @@ from command import ENVIRONMENT, LMCHAT
 import lmchat
 import turbomind
 from lmchat.store.sqlite.sqlite_store import SqliteStore
-from turbomind.descriptors import explain_open_file_limit
+from turbomind.limits import explain_limits
 from turbomind.pages import PageStore
 
 OPTIONS = {"dtype": "float32", "threads": 1, "cache_memory": "8MiB"}
@@ -75,5 +75,5 @@ def test_the_command_reports_too_many_files_in_one_line(model, tmp_path):
 def test_an_error_that_is_its_own_cause_is_checked_once():
     first, second = OSError("one"), OSError("two")
     first.__cause__, second.__cause__ = second, first
-    with pytest.raises(OSError, match="one"), explain_open_file_limit("it"):
+    with pytest.raises(OSError, match="one"), explain_limits("it"):
         raise first
