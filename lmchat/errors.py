@@ -30,12 +30,24 @@ from turbomind.errors import (
 PUBLIC = "_public"
 """Attribute of an error with its text for remote clients (`lmchat.public_text`)."""
 
+LOGGABLE = "_loggable"
+"""Attribute of an error whose message servers log at every level."""
+
 E = TypeVar("E", bound=Error)
 
 
 def with_public(error: E, text: str) -> E:
     """Sets the text of an error for remote clients, and returns the error."""
     setattr(error, PUBLIC, text)
+    return error
+
+
+def loggable(error: E) -> E:
+    """Marks an error whose message holds nothing that users have written, and returns the error.
+
+    It names files and folders of the machine, which the reader of a server's log has to mend.
+    """
+    setattr(error, LOGGABLE, True)
     return error
 
 

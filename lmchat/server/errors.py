@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse
 from starlette.types import Scope
 
 from lmchat.errors import (
+    LOGGABLE,
     Busy,
     ContextFull,
     EngineClosed,
@@ -158,10 +159,12 @@ def error_response(error: BaseException, path: str = "") -> JSONResponse:
 def log_failure(what: str, error: BaseException) -> None:
     """Logs an error that is a bug, with the places in the code where it was raised.
 
-    Its message may repeat a prompt. It is logged with the level "debug" only.
+    Its message may repeat a prompt. It is logged with the level "debug" only, unless it is marked
+    as `lmchat.errors.loggable`.
     """
     log = logging.getLogger(__name__)
-    text = str(error) if log.isEnabledFor(logging.DEBUG) else "the message is logged at level debug"
+    is_logged = getattr(error, LOGGABLE, False) or log.isEnabledFor(logging.DEBUG)
+    text = str(error) if is_logged else "the message is logged at level debug"
     frames = "".join(traceback.format_tb(error.__traceback__)).rstrip()
     log.error("%s: %s (%s)\n%s", what, type(error).__name__, text, frames)
 

@@ -7,7 +7,8 @@ prefix_table.py  the prefixes, in pages of tokens, that sessions share
 rows.py          sessions and turns as rows, and back
 codec.py         values as bytes, exactly
 schema.py        tables, versions, migrations
-database.py      connections, transactions, checkpoints, errors as sentences
+database.py      connections, transactions, checkpoints
+error_texts.py   errors of SQLite as sentences
 journal.py       leases and journals
 tables.py        SQL of sessions and turns
 verify.py        verification

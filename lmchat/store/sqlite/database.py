@@ -1,4 +1,4 @@
-"""The SQLite file of the store: connections, transactions, durability, and its errors as sentences.
+"""The SQLite file of the store: connections, transactions, durability.
 
 SQLite in WAL mode. Acknowledged changes run with synchronous=FULL, which syncs the log at each
 commit. The journal runs with synchronous=NORMAL: a commit is a write to the log, which survives the
@@ -8,14 +8,14 @@ checkpoints once the log has grown, and soon after a deletion; no transaction do
 On a full disk pages of KV are removed for a transaction (`with_room()`), and where there are none,
 the reserve file for a deletion (`deleting()`).
 
-Not here: SQL of the tables (`tables`, `journal`, `search`, `prefix_table`).
+Not here: its errors as sentences (`error_texts`), SQL of the tables (`tables`, `journal`, `search`,
+`prefix_table`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import os
 import sqlite3
 import threading
@@ -29,9 +29,9 @@ from lmchat.errors import InvalidRequest, StoreClosed, StoreError
 from lmchat.store.data_directory import private_file
 from lmchat.store.sqlite import schema, search_index
 from lmchat.store.sqlite.checkpointer import Checkpointer
+from lmchat.store.sqlite.error_texts import explained, lacks_folder
 from lmchat.store.sqlite.reserve_file import ReserveFile
-from lmchat.store.sqlite.room import FIRST_BYTES, FULL, Room, is_full
-from turbomind.limits import is_exhausted
+from lmchat.store.sqlite.room import FIRST_BYTES, FULL, Room
 
 BUSY_SECONDS = 10.0
 """Longest wait of a transaction for one of another process."""
@@ -41,7 +41,6 @@ _IDLE_READERS = 4
 _NO_ROOM = ("disk I/O", "full", "unable to open", "readonly")
 """Parts of SQLite's messages where it cannot write a log."""
 _TRUNCATE_SECONDS = 0.1  # longest wait of that checkpoint, during which no transaction begins
-_FILES = 4  # that a connection may open: file, log, its index, and the folder to sync it
 _HEADER_BYTES = 100  # of a file of SQLite
 
 
@@ -337,6 +336,7 @@ class Database:
         try:
             connection.text_factory = bytes  # texts with lone surrogates are read by the codec
             connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+            connection.execute("PRAGMA temp_store = MEMORY")  # no folder of the system is needed
             connection.execute("PRAGMA wal_autocheckpoint = 0")
             connection.execute(f"PRAGMA journal_size_limit = {_LOG_LIMIT}")
             connection.execute(
@@ -490,7 +490,7 @@ class Database:
         try:
             yield
         except (sqlite3.Error, UnicodeDecodeError) as error:
-            raise StoreError(f"the store {self.path}: {_explain(error, self.path)}") from error
+            raise explained(error, self.path, BUSY_SECONDS) from error
         except (OverflowError, UnicodeEncodeError) as error:
             raise InvalidRequest(f"a value cannot be stored: {error}") from error
 
@@ -520,35 +520,6 @@ def _check_left(path: Path) -> None:
         )
 
 
-def _explain(error: sqlite3.Error | UnicodeDecodeError, path: Path) -> str:
-    message = str(error)
-    unreadable = isinstance(error, UnicodeDecodeError) or "UTF-8" in message
-    if unreadable or "malformed" in message or "not a database" in message:
-        return (
-            f"the file is damaged ({message}). Nothing of it was deleted: copy it, with "
-            f"{path.name}-wal, to a safe place, then put a backup in its place, or recover what is "
-            "readable with `sqlite3 FILE .recover`, or move it away to begin with no sessions"
-        )
-    if "full" in message:
-        return f"the disk is full ({message}): nothing was changed"
-    if "unable to open" in message and is_exhausted(_FILES):
-        return os.strerror(errno.EMFILE)
-    locked_up = "unable to open" in message and path.exists() and not os.access(path, os.W_OK)
-    if "readonly" in message or "read-only" in message or locked_up:
-        return f"it cannot be written ({message}): nothing was changed"
-    if "locked" in message:
-        return f"another process has written for more than {BUSY_SECONDS:.0f} s ({message})"
-    if "disk I/O" in message and is_full(path.parent):
-        return f"the disk is full ({message}): nothing was changed"
-    if "disk I/O" in message:
-        return f"the disk refused to read or write ({message}): nothing was changed"
-    if "unable to open" in message:
-        return f"it cannot be opened ({message}): are file and folder there, and yours to write?"
-    if "fts5" in message:
-        return f"this Python's SQLite has no full-text search ({message})"
-    return message
-
-
 _UNKNOWN = (-1, -1)  # the place of a file that the system does not report
 
 
@@ -567,8 +538,9 @@ def _lacks_room(error: BaseException | None) -> bool:
     """Returns whether the error means, or may mean, a lack of room."""
     if isinstance(error, OSError):
         return error.errno in FULL
-    message = str(error)
-    return isinstance(error, sqlite3.Error) and any(words in message for words in _NO_ROOM)
+    if not isinstance(error, sqlite3.Error) or lacks_folder(error):
+        return False
+    return any(words in str(error) for words in _NO_ROOM)
 
 
 def _sync(fd: int) -> None:

@@ -73,22 +73,27 @@ class Room:
 
 
 def is_full(folder: Path) -> bool:
-    """Returns whether the folder's disk, or this user's quota of it, has no room for a log.
+    """Returns whether the folder's disk, or this user's quota of it, has no room for a log."""
+    return refusal(folder) in FULL
+
+
+def refusal(folder: Path) -> int:
+    """Returns the number of the system's error at an attempt to write a log in the folder, else 0.
 
     Only an attempt shows that, also where the number of files is exhausted.
     """
     probe = folder / "sessions.db-probe"
     try:
         if free_bytes(folder) < _LEAST_FREE:
-            return True
+            return errno.ENOSPC
         fd = os.open(probe, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             os.posix_fallocate(fd, 0, _LEAST_FREE)
         finally:
             os.close(fd)
     except OSError as error:
-        return error.errno in FULL
+        return error.errno or errno.EIO
     finally:
         with contextlib.suppress(OSError):
             probe.unlink()
-    return False
+    return 0

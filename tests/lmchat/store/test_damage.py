@@ -453,7 +453,8 @@ def test_a_read_only_file_or_folder(filled, what, bits):
 
     message = as_other_user(filled, write)
     assert message.startswith("StoreError: the store"), message
-    assert "sessions.db: it cannot be written" in message
+    assert "sessions.db: it cannot be written (user " in message
+    assert "set LMCHAT_HOME to a folder that can be written" in message
     (filled / what).chmod(0o700)
     assert (filled / "sessions.db").read_bytes() == before
 

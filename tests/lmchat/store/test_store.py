@@ -1,5 +1,6 @@
 """The durable store: what is written is what is read, and the protocol's refusals."""
 
+import contextlib
 import dataclasses
 import os
 import random
@@ -418,3 +419,11 @@ def test_the_store_within_the_process_says_the_same(store):
             any_store.remove(record)
         with pytest.raises(NotFound, match="no session 'talk'"):
             any_store.rename(record, "x")
+
+
+def test_no_connection_needs_a_folder_for_temporary_files(data_dir):
+    with contextlib.closing(SqliteStore(data_dir)) as store:
+        database = store._database
+        for context in (database.reading(), database.writing(), database.writing(durable=False)):
+            with context as connection:
+                assert connection.execute("PRAGMA temp_store").fetchone() == (2,)  # memory
