@@ -22,6 +22,7 @@ from lmchat.server.http.root_path import PATH
 from lmchat.server.sessions import archives
 from lmchat.server.state import OWNER, STATE, state_of
 from lmchat.server.unknown_routes import REFUSALS
+from lmchat.store.temporary import use_temporary_folder
 
 from .chat import Chat
 from .login import COOKIE, log_in, log_out
@@ -125,6 +126,7 @@ def files_app() -> FastAPI:
 def gradio_app(chat: Chat, has_login: bool, root_path: str = "") -> Any:
     """Returns Gradio's app. Nothing of it calls other machines."""
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
+    use_temporary_folder()
     import gradio as gr
 
     from .blocks import blocks, theme

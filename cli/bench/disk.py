@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lmchat.store.temporary import temporary_folder
 from turbomind.errors import InvalidRequest
 
 READ_BYTES = 1 << 20  # size of one read, as in the bound of a restored session
@@ -166,10 +167,11 @@ def check_folder(folder: str | None) -> None:
 
 @contextmanager
 def scratch(folder: str | None) -> Iterator[Path]:
-    """A context with an empty temporary folder in `folder` (None: the system's default)."""
+    """A context with an empty temporary folder in `folder` (None: where other such files are)."""
     check_folder(folder)
+    parent = temporary_folder() if folder is None else folder
     try:
-        place = Path(tempfile.mkdtemp(prefix="lmchat-bench-", dir=folder))
+        place = Path(tempfile.mkdtemp(prefix="lmchat-bench-", dir=parent))
     except OSError as error:
         raise InvalidRequest(f"--folder is {folder!r}, expected one to write in: {error}") from None
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import stat
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from prompt_toolkit import PromptSession
-from prompt_toolkit.application import create_app_session, get_app
+from prompt_toolkit.application import create_app_session, get_app, run_in_terminal
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.enums import DEFAULT_BUFFER
@@ -26,6 +27,10 @@ from prompt_toolkit.output import create_output
 from prompt_toolkit.output.plain_text import PlainTextOutput
 from prompt_toolkit.utils import is_dumb_terminal
 
+from lmchat.errors import StoreError
+from lmchat.store.temporary import use_temporary_folder
+
+from ..errors import note
 from .escapes import takes_escapes
 from .key_parser import with_key_parser
 from .texts import clean
@@ -102,7 +107,6 @@ class LineInput:
             multiline=True,
             prompt_continuation=_continuation,
             key_bindings=_bindings(),
-            enable_open_in_editor=True,
             enable_suspend=True,
             tempfile_suffix=_SUFFIX,
             reserve_space_for_menu=MENU_ROWS,
@@ -225,6 +229,15 @@ def _bindings() -> KeyBindings:
     @keys.add("escape", "c-j", filter=typing)
     def _(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
+
+    @keys.add("c-x", "c-e", filter=typing)
+    def _(event: KeyPressEvent) -> None:
+        try:
+            use_temporary_folder()  # the editor's file is there
+        except StoreError as error:
+            run_in_terminal(functools.partial(note, error))
+        else:
+            event.current_buffer.open_in_editor(validate_and_handle=True)
 
     @keys.add("c-d", filter=typing & Condition(lambda: not get_app().current_buffer.text))
     def _(event: KeyPressEvent) -> None:

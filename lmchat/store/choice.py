@@ -32,8 +32,10 @@ def open_store(store: Any) -> tuple[Store, Path | None, bool]:
     if store != "" and isinstance(store, str | os.PathLike):  # "" would name the current folder
         from lmchat.store.data_directory import data_dir
         from lmchat.store.sqlite.sqlite_store import SqliteStore
+        from lmchat.store.temporary import remove_leftovers
 
         chosen = SqliteStore(data_dir() if store == "disk" else Path(store))
+        remove_leftovers(chosen.data_dir)
         return chosen, chosen.data_dir, True
     if not callable(getattr(store, "begin", None)):
         raise InvalidRequest(

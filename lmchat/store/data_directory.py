@@ -17,6 +17,9 @@ DATABASE = "sessions.db"
 DEPLOYMENT = "deployment"
 """The name of the file in a data directory that names the running deployment."""
 
+TEMPORARY = "tmp"
+"""The name of the folder in a data directory for temporary files, where the system has none."""
+
 _OURS = ("pages", "owners", "digests.json", DATABASE, DEPLOYMENT)
 
 
@@ -78,7 +81,7 @@ def private_folder(folder: Path) -> None:
     try:
         _make(folder)
         check_owner(folder, folder.stat())
-        if all(name.startswith(_OURS) for name in os.listdir(folder)):
+        if all(name.startswith(_OURS) or name == TEMPORARY for name in os.listdir(folder)):
             _close(folder)
     except OSError as error:
         raise StoreError(f"cannot use the folder {folder}: {error.strerror or error}") from error

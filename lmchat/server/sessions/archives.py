@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -14,6 +14,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from lmchat.errors import InvalidRequest, StoreError, loggable, with_public
 from lmchat.public_text import public_notice
 from lmchat.server.archive_limit import threads
 from lmchat.server.http.json_answer import json_answer
@@ -21,6 +22,7 @@ from lmchat.server.http.parameters import Details, Text
 from lmchat.server.sessions import views
 from lmchat.server.sessions.access import Opened, in_thread
 from lmchat.server.state import owner_of, state_of
+from lmchat.store.temporary import temporary_folder
 
 router = APIRouter(tags=["sessions"])
 
@@ -35,7 +37,10 @@ async def export(request: Request, session: Opened, pages: bool = False) -> Stre
         path = _temporary()
         notices: list[str] = []
         try:
-            done = await threads.run(session.export, path, pages, force=True, notify=notices.append)
+            with _named(path):
+                done = await threads.run(
+                    session.export, path, pages, force=True, notify=notices.append
+                )
             file = held.enter_context(path.open("rb"))
         finally:
             _remove(path)  # the open file stays readable, and nothing is left if the client goes
@@ -87,7 +92,8 @@ async def import_(
     with state.archive_limit.room(owner):
         path = _temporary()
         try:
-            await _receive(request, path)
+            with _named(path):
+                await _receive(request, path)
             found = await threads.run(take, path)
         finally:
             _remove(path)
@@ -106,8 +112,26 @@ async def _receive(request: Request, path: Path) -> None:
         await in_thread(lambda: file.write(pending))
 
 
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Raises StoreError, which names the folder, where the temporary file cannot be written."""
+    try:
+        yield
+    except (OSError, InvalidRequest) as error:
+        cause = error if isinstance(error, OSError) else error.__cause__
+        if not isinstance(cause, OSError):
+            raise
+        why = os.strerror(cause.errno or 0)
+        refused = StoreError(
+            f"the folder for temporary files, {path.parent}, cannot hold the archive: {why}. Set "
+            "TMPDIR to a folder with room"
+        )
+        public = f"the server's folder for temporary files cannot hold the archive: {why}"
+        raise with_public(loggable(refused), public) from error
+
+
 def _temporary() -> Path:
-    descriptor, name = tempfile.mkstemp(prefix="lmchat-", suffix=".zip")
+    descriptor, name = tempfile.mkstemp(".zip", "lmchat-", temporary_folder())
     os.close(descriptor)
     return Path(name)
 

@@ -16,6 +16,7 @@ from lmchat.cli.bench import (
     workload,
 )
 from lmchat.cli.bench.workload import Limits, Row
+from lmchat.store import temporary
 from turbomind.errors import InvalidRequest
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -62,6 +63,14 @@ def test_the_probe_reads_all_of_its_file_from_the_disk(tmp_path, monkeypatch):
         assert verified
         assert rate > 0
         assert disk.resident_share(tmp_path) == 1
+
+
+def test_scratch_folders_are_in_the_data_directory_where_the_system_has_none(monkeypatch, data_dir):
+    monkeypatch.setattr(temporary, "system_folders", list)
+    monkeypatch.setattr(temporary, "_own", None)
+    with disk.scratch(None) as folder:
+        assert folder.is_relative_to(data_dir / "tmp")
+    temporary._leave()
 
 
 def test_scratch_folders_leave_nothing(tmp_path):

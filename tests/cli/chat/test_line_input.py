@@ -5,13 +5,19 @@ import stat
 from pathlib import Path
 
 import pytest
+from prompt_toolkit import PromptSession
+from prompt_toolkit.application import create_app_session
 from prompt_toolkit.history import FileHistory, InMemoryHistory
+from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.input.ansi_escape_sequences import ANSI_SEQUENCES
 from prompt_toolkit.input.vt100_parser import Vt100Parser
 from prompt_toolkit.keys import Keys
+from prompt_toolkit.output import DummyOutput
 
+from lmchat.cli.terminal import line_input
 from lmchat.cli.terminal.key_parser import _ENTER, KeyParser
 from lmchat.cli.terminal.line_input import LineInput, state_folder
+from lmchat.errors import StoreError
 from lmchat.store.data_directory import data_place
 
 
@@ -24,8 +30,8 @@ def home(tmp_path, monkeypatch):
 
 
 def history():
-    line_input = LineInput(lambda _text: ())
-    return line_input._session.history, line_input.warning
+    made = LineInput(lambda _text: ())
+    return made._session.history, made.warning
 
 
 def mode(path):
@@ -130,3 +136,15 @@ def test_a_paste_is_one_text_whatever_it_has():
     assert [(key.key, key.data) for key in keys] == [
         ("x", "x"), (Keys.BracketedPaste, text), ("y", "y"),
     ]  # fmt: skip
+
+
+def test_the_editor_without_a_folder_for_its_file_keeps_the_line(home, monkeypatch, capsys):
+    def refuse():
+        raise StoreError("no folder for temporary files")
+
+    monkeypatch.setattr(line_input, "use_temporary_folder", refuse)
+    with create_pipe_input() as pipe, create_app_session(input=pipe, output=DummyOutput()):
+        session = PromptSession(key_bindings=line_input._bindings())
+        pipe.send_text("typed\x18\x05\r")
+        assert session.prompt() == "typed"
+    assert "lmchat: no folder for temporary files" in capsys.readouterr().err

@@ -10,7 +10,8 @@ import pytest
 from http_server import RunningServer
 
 from lmchat.server import Limits, ServerConfig
-from lmchat.server.sessions import records
+from lmchat.server.sessions import archives, records
+from lmchat.store import temporary
 
 GREEDY = {"temperature": 0, "max_new_tokens": 12}
 LONG = {"temperature": 0, "ignore_eos": True, "max_new_tokens": 1500}
@@ -423,6 +424,39 @@ def test_a_session_is_exported_and_imported(client, path):
     assert broken.status_code == 400
     assert "/" not in broken.json()["error"]["message"]
     client.delete(f"/v1/sessions/{made.json()['id']}")
+
+
+def test_archives_need_no_folder_of_the_system(client, path, monkeypatch, data_dir):
+    turn(client, path, "one")
+    monkeypatch.setattr(temporary, "system_folders", list)
+    monkeypatch.setattr(temporary, "_own", None)
+    archive = client.get(f"{path}/export")
+    assert archive.status_code == 200, archive.text
+    headers = {"Content-Type": "application/zip"}
+    made = client.post("/v1/sessions/import?name=x", content=archive.content, headers=headers)
+    assert made.status_code == 201, made.text
+    client.delete(f"/v1/sessions/{made.json()['id']}")
+    assert [list(one.iterdir()) for one in (data_dir / "tmp").iterdir()] == [[]]
+    temporary._leave()
+
+
+def test_a_folder_that_cannot_hold_an_archive_is_named(client, path, monkeypatch, tmp_path, caplog):
+    """The answer has the reason, the log the folder."""
+    turn(client, path, "one")
+    monkeypatch.setattr(archives, "_temporary", lambda: tmp_path / "gone" / "x.zip")
+    for answer in (
+        client.get(f"{path}/export"),
+        client.post(
+            "/v1/sessions/import", content=b"PK", headers={"Content-Type": "application/zip"}
+        ),
+    ):
+        assert answer.status_code == 503, answer.text
+        error = answer.json()["error"]
+        assert error["message"] == (
+            "the server's folder for temporary files cannot hold the archive: "
+            "No such file or directory"
+        )
+    assert caplog.text.count(f"files, {tmp_path / 'gone'}, cannot hold the archive: No such") == 2
 
 
 ROUTES = [
