@@ -8,6 +8,7 @@ folder is locked too, which systemd-tmpfiles respects; what other cleaners remov
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -20,8 +21,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from lmchat.errors import Error, InvalidRequest, NotFound
+from lmchat.errors import Error, InvalidRequest, NotFound, StoreError
 from lmchat.store.data_directory import DEPLOYMENT, data_dir
+from lmchat.store.temporary import shared_folder, system_folders
 
 CONTROL = "control"
 """Name of the launcher's socket in its folder."""
@@ -41,8 +43,7 @@ class Claim:
     def __init__(self, record: int) -> None:
         self._record, self._path = record, _path()
         _remove(_read(record).get("folder"))  # of a launcher that was killed
-        self.folder = _private_folder()
-        self._folder_lock = _locked_folder(self.folder)
+        self.folder, self._folder_lock = _private_folder()
         self._write()
 
     def restore(self) -> None:
@@ -58,6 +59,8 @@ class Claim:
             self._record = record
             self._write()
         if not _is_at(self._folder_lock, self.folder):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(self.folder.parent, 0o700)  # `tmp` in the data directory
             with contextlib.suppress(FileExistsError):
                 os.mkdir(self.folder, 0o700)
             lock = _locked_folder(self.folder)
@@ -246,8 +249,15 @@ def _locked_record() -> int:
 
     Raises:
         InvalidRequest: another process has.
+        StoreError: it cannot be written.
     """
-    fd = os.open(_path(), os.O_RDWR | os.O_CREAT, 0o600)
+    path = _path()
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise StoreError(
+            f"cannot use the file {path}: {error.strerror}; set LMCHAT_HOME to another folder"
+        ) from error
     for _ in range(_TRIES):
         if _lock(fd, fcntl.LOCK_EX):
             return fd
@@ -284,17 +294,38 @@ def _is_at(fd: int, path: Path) -> bool:
         return False
 
 
-def _private_folder() -> Path:
-    """Returns a new folder."""
-    for parent in (os.environ.get("XDG_RUNTIME_DIR"), None, "/tmp"):
+def _private_folder() -> tuple[Path, int]:
+    """Returns a new folder, and its descriptor, which has a lock of it."""
+    for parent in (Path(os.environ.get("XDG_RUNTIME_DIR", "")), *system_folders()):
         with contextlib.suppress(OSError):  # it is missing, read-only or full
-            path = tempfile.gettempdir() if parent is None else parent
-            if os.path.isabs(path) and len(os.fsencode(path)) <= _LONGEST:
-                return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=path))
+            return _folder_in(parent)
+    with contextlib.suppress(OSError), shared_folder() as parent:
+        return _folder_in(parent)
     raise InvalidRequest(
-        f"no folder for Unix sockets: expected $XDG_RUNTIME_DIR, $TMPDIR or /tmp to be writable, "
-        f"with a path of at most {_LONGEST} bytes"
+        "no folder for Unix sockets: expected $XDG_RUNTIME_DIR, $TMPDIR, /tmp, or tmp in the data "
+        f"directory {data_dir()}, to be writable, with a path of at most {_LONGEST} bytes; set "
+        "XDG_RUNTIME_DIR to such a folder"
     )
+
+
+def _folder_in(parent: Path) -> tuple[Path, int]:
+    """Returns a new folder in another, locked.
+
+    Raises:
+        OSError: that is not possible, or the path is too long, or takes no sockets.
+    """
+    if not parent.is_absolute() or len(os.fsencode(parent)) > _LONGEST:
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+    try:
+        path = folder / CONTROL
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.bind(str(path))
+        path.unlink()
+        return folder, _locked_folder(folder)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def _locked_folder(folder: Path) -> int:

@@ -15,7 +15,8 @@ import command
 import pytest
 
 from lmchat.cli.deploy import registry
-from lmchat.errors import Error, InvalidRequest
+from lmchat.errors import Error, InvalidRequest, StoreError
+from lmchat.store.temporary import remove_leftovers
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +55,54 @@ def test_without_a_folder_of_the_login_there_is_another(tmp_path, monkeypatch, l
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with registry.claimed() as claim:
         assert claim.folder.parent == tmp_path
+
+
+@pytest.fixture
+def read_only(monkeypatch):
+    """No folder but the data directory can be written."""
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(registry, "system_folders", lambda: [Path("/nowhere")])
+
+
+def test_where_no_other_folder_can_be_written_it_is_in_the_data_directory(data_dir, read_only):
+    with registry.claimed() as claim:
+        assert claim.folder.parent == data_dir / "tmp"
+        assert claim.folder.stat().st_mode & 0o777 == 0o700
+        remove_leftovers(data_dir)
+        assert not is_cleanable(claim.folder)
+        shutil.rmtree(data_dir / "tmp")
+        claim.restore()
+        assert not is_cleanable(claim.folder)
+    assert list((data_dir / "tmp").iterdir()) == []
+
+
+def test_a_data_directory_with_a_long_path_is_refused_in_words(data_dir, read_only, monkeypatch):
+    monkeypatch.setenv("LMCHAT_HOME", str(data_dir / ("x" * 80)))
+    needed = pytest.raises(InvalidRequest, match=r"at most \d+ bytes; set XDG_RUNTIME_DIR to such")
+    with needed, registry.claimed():
+        pass
+
+
+def test_a_folder_that_takes_no_sockets_is_passed_over(data_dir, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    connect = registry.socket.socket
+
+    class Refusing(connect):
+        def bind(self, path):
+            if path.startswith(str(tmp_path)):
+                raise PermissionError
+            super().bind(path)
+
+    monkeypatch.setattr(registry.socket, "socket", Refusing)
+    with registry.claimed() as claim:
+        assert claim.folder.parent != tmp_path
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_data_directory_that_cannot_be_written_is_named(data_dir):
+    (data_dir / "deployment").mkdir()
+    with pytest.raises(StoreError, match="set LMCHAT_HOME to another folder"), registry.claimed():
+        pass
 
 
 def test_what_cleaners_remove_is_made_again(data_dir):
