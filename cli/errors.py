@@ -45,6 +45,19 @@ def error_object(error: Error) -> dict[str, str]:
     return {"type": type(error).__name__, "message": str(error)}
 
 
+def explained(error: OSError) -> str:
+    """Returns the text of a system's error; without a file's name it may be the current folder's.
+
+    A relative path, and packages that ask for that folder, fail where it was removed.
+    """
+    try:
+        os.getcwd()
+    except OSError as cause:
+        if error.filename is None and error.errno == cause.errno:
+            return f"the current folder was removed ({error}): start in one that exists"
+    return str(error)
+
+
 def open_missing_files() -> None:
     """Opens the null device as stdout or stderr where the parent process closed them.
 

@@ -37,6 +37,7 @@ def _run() -> None:
         drop_output,
         error_object,
         exit_code,
+        explained,
         note,
         open_missing_files,
     )
@@ -54,5 +55,5 @@ def _run() -> None:
         sys.exit(exit_code(error))
     except OSError as error:  # such as a full disk
         drop_output()
-        note(error)
+        note(explained(error))
         sys.exit(FAILED)

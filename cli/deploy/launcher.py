@@ -160,7 +160,7 @@ class Launcher:
         # SIGUSR1: it takes no more connections, and ends with its last one.
         self._proxy = Process(
             "the proxy",
-            [haproxy, "-db", "-q", "-f", str(file)],
+            [haproxy, "-db", "-q", "-C", "/", "-f", str(file)],  # the current folder may be gone
             functools.partial(check, self._admin),
             last_signal=signal.SIGUSR1,
             descriptors=[*listening, self._commands.fileno()],

@@ -103,3 +103,15 @@ def test_a_server_outlives_the_readers_of_its_output(tmp_path):
         assert client.get("/v1/models").json()["data"][0]["id"] == "memo"
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 0
+
+
+def test_a_current_folder_that_was_removed_is_named(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    named, unnamed = FileNotFoundError(2, "No such file", "x"), FileNotFoundError(2, "No such file")
+    assert errors.explained(unnamed) == str(unnamed)
+    (tmp_path / "gone").rmdir()
+    assert errors.explained(unnamed) == (
+        f"the current folder was removed ({unnamed}): start in one that exists"
+    )
+    assert errors.explained(named) == str(named)

@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 
 import command
+import httpx
 import pytest
 from read_only import read_only_but
 from serving.deployment import deployed, needs_haproxy
@@ -72,3 +73,13 @@ def test_a_data_directory_that_cannot_be_written_is_named(read_only, home, tmp_p
     assert refused.returncode == 1
     assert "Set TMPDIR, or LMCHAT_HOME, to a folder that can be written" in refused.stderr
     assert "Traceback" not in refused.stderr
+
+
+@needs_haproxy
+def test_a_deployment_whose_current_folder_was_removed_serves(home, tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    script = 'cd "$0" && rmdir "$0" && exec "$@"'
+    started = ["bash", "-c", script, str(tmp_path / "gone"), *command.LMCHAT]
+    monkeypatch.setattr(command, "LMCHAT", started)
+    with deployed(home, "--replicas", "1") as running:
+        assert httpx.get(f"{running.url}/v1/models").status_code == 200
