@@ -6,8 +6,8 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -23,6 +23,7 @@ from ..options import DiskQuota, Json, Model, with_engine_options
 from ..terminal.escapes import dim, loading
 from ..terminal.texts import clean
 from . import one_answer
+from .patience import STOP_SECONDS, Patience
 from .remote import Server, choose_remote
 from .session_choice import (
     Choice,
@@ -208,10 +209,13 @@ def command(
         asked |= {"history": history, "overflow": overflow or (None if chosen.found else OVERFLOW)}
     answer_alone = question is not None and chosen.found
     own_think = None if answer_alone else think
-    start = _Start(chosen.model, engine, chosen, not is_stored, asked, own_think, server, remote)
+    patience = Patience(None if server is None else STOP_SECONDS)
+    start = _Start(
+        chosen.model, engine, chosen, not is_stored, asked, own_think, server, remote, patience
+    )
     if question is None:
         raise typer.Exit(_chat(start, about, plain))
-    with start.engine() as opened:
+    with start.opened(start.engine()) as opened:
         if about is not None and sys.stderr.isatty():
             print(dim(about), file=sys.stderr, flush=True)
         if chosen.note:
@@ -230,11 +234,12 @@ def command(
                     variables=own,
                     as_json=as_json,
                     stored=is_stored,
+                    patience=start.patience,
                 )
             )
         finally:
             if chosen.name is None and not isinstance(found, one_answer.Unstored):
-                drop_if_empty(found)
+                start.patience.leave(lambda: drop_if_empty(found))
 
 
 @dataclass(frozen=True)
@@ -250,6 +255,7 @@ class _Start:
         think: Reasoning of the session; None leaves it unchanged.
         server: The server of the engine; None: the engine is opened here.
         remote: The engine of that server.
+        patience: How long that server is waited for.
     """
 
     model: str | None
@@ -260,6 +266,7 @@ class _Start:
     think: bool | None
     server: Server | None = None
     remote: lmchat.ChatEngine | None = None
+    patience: Patience = field(default_factory=Patience)
 
     @property
     def name(self) -> str:
@@ -287,6 +294,14 @@ class _Start:
                 f"{error} (the last model of session {name}; "
                 f"{command_line('MODEL', name)} uses another one)"
             ) from error
+
+    @contextlib.contextmanager
+    def opened(self, engine: lmchat.ChatEngine) -> Iterator[lmchat.ChatEngine]:
+        """A context that closes the engine at its end. A server is not waited for without limit."""
+        try:
+            yield engine
+        finally:
+            self.patience.leave(engine.close)
 
     def session(self, opened: lmchat.ChatEngine) -> lmchat.Session:
         """Opens the session. Errors of `ChatEngine.session()` also name an alternative."""
@@ -319,7 +334,7 @@ def _chat(start: _Start, about: str | None, plain: bool) -> int:
         os._exit(INTERRUPTED)
     from .repl import Repl
 
-    with opened:
+    with start.opened(opened):
         session = start.session(opened)
         repl = Repl(
             opened,
@@ -329,6 +344,7 @@ def _chat(start: _Start, about: str | None, plain: bool) -> int:
             plain=plain,
             private=start.private,
             server=start.server,
+            patience=start.patience,
         )
         return repl.run(start.chosen)
 

@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from lmchat.errors import ContextFull, InvalidRequest
+from lmchat.errors import ContextFull, Error, InvalidRequest
 
 from ..errors import (
     CLOSED_PIPE,
@@ -26,6 +26,7 @@ from ..errors import (
 )
 from ..terminal.escapes import CLEAR_LINE, dim, takes_escapes
 from ..terminal.texts import clean
+from .patience import Patience
 from .reply_status import usage_line
 from .text_input import read_stdin
 
@@ -129,6 +130,7 @@ def run(
     variables: Mapping[str, Any] | None = None,
     as_json: bool,
     stored: bool = True,
+    patience: Patience | None = None,
 ) -> int:
     """Answers one question on stdout. Everything else goes to stderr.
 
@@ -142,21 +144,31 @@ def run(
         variables: Template variables of this answer only.
         as_json: Print one JSON object at the end instead of streaming the text.
         stored: The session is stored, so that its name means something after the end.
+        patience: How long the server of the engine is waited for; None: it is of this process.
 
     Returns:
         The exit code.
     """
-    screen = _Screen(as_json)
+    screen, patience = _Screen(as_json), patience or Patience()
     try:
-        with _stopping_on_interrupt(session.stop):
-            with session.stream(prompt, template_variables=variables, **(settings or {})) as stream:
+        with _stopping_on_interrupt(session.stop, patience):
+            stream = session.stream(prompt, template_variables=variables, **(settings or {}))
+            try:
                 for part in stream.events():
                     screen.show(part)
                 reply = stream.result()
+            finally:
+                patience.leave(stream.close)
             screen.end(reply, json_object(engine, session.name if stored else None, reply))
     except BrokenPipeError:
         drop_output()
         return CLOSED_PIPE
+    except KeyboardInterrupt:
+        if not patience.is_over:
+            raise
+        screen.close()
+        note("no answer from the server to Ctrl-C; the reply may still go on there")
+        return INTERRUPTED
     except ContextFull as error:
         raise ContextFull(f"{error}; shorten the question or lower --max-new-tokens") from error
     finally:
@@ -267,8 +279,9 @@ class _Screen:
 
 
 @contextlib.contextmanager
-def _stopping_on_interrupt(stop: Callable[[], object]) -> Iterator[None]:
-    """Calls `stop` on the first Ctrl-C, until it returns a value; the second Ctrl-C raises.
+def _stopping_on_interrupt(stop: Callable[[], object], patience: Patience) -> Iterator[None]:
+    """Calls `stop` on the first Ctrl-C, until it returns a value; the second Ctrl-C raises, and so
+    does the end of the patience after the first one.
 
     `stop` runs on another thread: the main thread, which runs signal handlers, may hold a lock
     that `stop` needs.
@@ -278,21 +291,45 @@ def _stopping_on_interrupt(stop: Callable[[], object]) -> Iterator[None]:
     before = signal.getsignal(signal.SIGINT)
 
     def watch() -> None:
-        if pressed.get():
-            while stop() is None and not over.wait(RETRY):
-                pass
+        with contextlib.suppress(Error):  # the reply itself reports a server that is gone
+            if pressed.get():
+                while stop() is None and not over.wait(RETRY):
+                    pass
 
     def handler(_signal: int, _frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, before)
         pressed.put(True)
+        start_alarm()
 
     watcher = threading.Thread(target=watch, name="lmchat-interrupt", daemon=True)
     watcher.start()
-    signal.signal(signal.SIGINT, handler)
     try:
-        yield
+        with _alarm(patience) as start_alarm:
+            signal.signal(signal.SIGINT, handler)
+            yield
     finally:
         signal.signal(signal.SIGINT, before)
         over.set()
         pressed.put(False)
-        watcher.join()
+        watcher.join(patience.left)
+
+
+@contextlib.contextmanager
+def _alarm(patience: Patience) -> Iterator[Callable[[], object]]:
+    """Yields a function that starts the time after which the server is given up: the main thread
+    raises KeyboardInterrupt, wherever it waits. With an engine of this process it does nothing."""
+    seconds = patience.stop
+    if seconds is None:
+        yield lambda: None
+        return
+
+    def give_up(_signal: int, _frame: FrameType | None) -> NoReturn:
+        patience.give_up()
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    try:
+        yield lambda: signal.setitimer(signal.ITIMER_REAL, seconds)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -6,9 +6,9 @@ import contextlib
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from rich.text import Text
 
@@ -27,6 +27,7 @@ from . import slash_commands, views
 from .actions import users
 from .context import Leave, StartReply
 from .message_files import MessageFile, joined
+from .patience import GivenUp, Patience
 from .reply_status import FORK, ROOM, ending, is_withdrawn
 from .reply_view import MarkdownView, PlainView, View
 from .session_choice import NEW, Choice, drop_if_empty
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from .remote import Server
 
+T = TypeVar("T")
 LEAST_NAME = 8  # columns of a session's name in the prompt, at least
 STOP_EVERY = 0.02  # seconds between attempts to stop a reply that has not started yet
 KEYS = ("Alt-Enter new line", "Ctrl-C stop", "Ctrl-D leave", "/help")
@@ -54,6 +56,7 @@ class Repl:
         plain: Show replies as plain text, without Markdown.
         private: Store nothing on disk.
         server: The server of the engine; None: the engine is of this process.
+        patience: How long the chat waits for that server.
     """
 
     def __init__(
@@ -66,8 +69,10 @@ class Repl:
         plain: bool = False,
         private: bool = False,
         server: Server | None = None,
+        patience: Patience | None = None,
     ) -> None:
         self.server = server
+        self._patience = patience or Patience()
         self.name = name
         self.about = about
         self.engine = engine
@@ -89,6 +94,7 @@ class Repl:
             self._prefetch,
             to_stderr=not to_stdout,
             private=private,
+            asks=server is not None,
         )
 
     def run(self, chosen: Choice = NEW) -> int:
@@ -104,10 +110,14 @@ class Repl:
             self._begun.append(self.session)
         try:
             with self.interrupts, self.screen.taken():
-                self._greet(chosen)
+                try:
+                    self._wait_for(lambda: self._greet(chosen))
+                except GivenUp as error:
+                    self.fail(error)
+                self._record_seen()
                 return self._loop()
         finally:
-            self._drop_empty()
+            self._patience.leave(self._drop_empty)
 
     def _loop(self) -> int:
         while True:
@@ -156,7 +166,8 @@ class Repl:
         text, is_shown = typed.strip(), False
         try:
             if text.startswith("/"):
-                is_shown = slash_commands.run(self, text).name in slash_commands.SHOWING
+                command = self._wait_for(lambda: slash_commands.run(self, text))
+                is_shown = command.name in slash_commands.SHOWING
                 if not is_shown:
                     self._note_other_turns()  # the command may have loaded some
             elif text.strip(QUOTES).strip():
@@ -189,11 +200,13 @@ class Repl:
     def answer(self, start: StartReply, before: str = "", again: str = "") -> bool:
         """Implements `ChatContext.answer`. Raises the errors that occur before the first token."""
         queue: SimpleQueue[object] = SimpleQueue()
-        pump = threading.Thread(target=_pump, args=(start, queue), name="lmchat-reply", daemon=True)
+        over = threading.Event()
+        arguments = (start, queue, over)
+        pump = threading.Thread(target=_pump, args=arguments, name="lmchat-reply", daemon=True)
         view = self._view(before)
         with self.screen.live_part(), self.interrupts.to(queue):
             pump.start()
-            reply = self._follow(queue, view)
+            reply = self._follow(queue, view, over)
         pump.join()
         is_offered = bool(again) and is_withdrawn(reply) and can_prefill()
         self._show_status(reply, is_offered)
@@ -231,7 +244,23 @@ class Repl:
             views.resumed(self)
         elif chosen.name is not None:
             self.screen.note(f"session {chosen.name} begins")
-        self._record_seen()
+
+    def _wait_for(self, work: Callable[[], T]) -> T:
+        """Returns the result of `work`, which may ask the server.
+
+        Raises:
+            GivenUp: Ctrl-C ended it. With an engine of this process Ctrl-C does not.
+        """
+        if self.server is None:
+            return work()
+        try:
+            with self.interrupts.raising():
+                return work()
+        except KeyboardInterrupt:
+            raise GivenUp(
+                f"no answer from {self.server.url} before Ctrl-C; what was asked may still be done "
+                "there"
+            ) from None
 
     def _prompt(self) -> str:
         if len(self.used) == 1:
@@ -273,9 +302,14 @@ class Repl:
             return PlainView(self.screen, sys.stdout, show_reasoning=self.show_reasoning)
         return MarkdownView(self.screen, show_reasoning=self.show_reasoning, before=before)
 
-    def _follow(self, queue: SimpleQueue[object], view: View) -> Reply:
-        """Shows the events of the queue until the reply has ended, and returns the reply."""
-        ended = threading.Event()
+    def _follow(self, queue: SimpleQueue[object], view: View, over: threading.Event) -> Reply:
+        """Shows the events of the queue until the reply has ended, and returns the reply.
+
+        Sets `over` at the end.
+
+        Raises:
+            GivenUp: The server did not answer after Ctrl-C.
+        """
         stopper: threading.Thread | None = None
         try:
             for item in _items(queue, view):
@@ -285,8 +319,7 @@ class Repl:
                 elif isinstance(item, Progress):
                     view.progress(item.done, item.total)
                 elif item is Signal.STOP and stopper is None:
-                    stopper = threading.Thread(target=self._stop, args=(ended,), daemon=True)
-                    stopper.start()
+                    stopper = self._begin_stop(queue, over)
                 elif item is Signal.SUSPEND:
                     self.screen.suspend()
                     view.touch()
@@ -297,16 +330,28 @@ class Repl:
                 elif isinstance(item, BaseException):
                     raise item
             raise AssertionError("the events never end")
+        except GivenUp:
+            stopper = None  # it waits for the server too
+            raise
         finally:
-            ended.set()
+            over.set()
             if stopper is not None:
-                stopper.join()
+                stopper.join(self._patience.stop)
             view.finish()
 
-    def _stop(self, ended: threading.Event) -> None:
-        while not ended.is_set():
-            self.session.stop()
-            ended.wait(STOP_EVERY)
+    def _begin_stop(self, queue: SimpleQueue[object], over: threading.Event) -> threading.Thread:
+        """Starts to stop the reply, and the time after which it is given up."""
+        stopper = threading.Thread(target=_stop, args=(self.session, over), daemon=True)
+        stopper.start()
+        if self.server is not None and self._patience.stop is not None:
+            error = GivenUp(
+                f"no answer from {self.server.url} to Ctrl-C; the reply may still go on there, and "
+                "is stored as far as it comes"
+            )
+            timer = threading.Timer(self._patience.stop, queue.put, (error,))
+            timer.daemon = True
+            timer.start()
+        return stopper
 
     def _show_status(self, reply: Reply, is_offered: bool) -> None:
         """Prints the notices and the status line after a reply. `is_offered`: the next input line
@@ -341,10 +386,23 @@ def _prefetch(session: lmchat.Session) -> None:
         session.warm()
 
 
-def _pump(start: StartReply, queue: SimpleQueue[object]) -> None:
-    """Puts the events of a stream in a queue: the main thread paints and handles signals."""
+def _stop(session: lmchat.Session, over: threading.Event) -> None:
+    """Stops the session's reply, also one that has not started yet."""
+    while not over.is_set():
+        with contextlib.suppress(Error):  # the reply itself reports a server that is gone
+            session.stop()
+        over.wait(STOP_EVERY)
+
+
+def _pump(start: StartReply, queue: SimpleQueue[object], over: threading.Event) -> None:
+    """Puts the events of a stream in a queue: the main thread paints and handles signals.
+
+    A reply that starts when nobody waits for it any more (`over`) is stopped.
+    """
     try:
         with start() as stream:
+            if over.is_set():
+                return
             for event in stream.events():
                 queue.put(event)
             queue.put(stream.reply)

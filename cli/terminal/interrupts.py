@@ -32,6 +32,7 @@ class Interrupts:
     def __init__(self) -> None:
         self.pressed = False  # Ctrl-C since it was last cleared
         self._queue: SimpleQueue[Any] | None = None
+        self._raises = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupts:
@@ -47,9 +48,18 @@ class Interrupts:
             signal.signal(number, before)
 
     @contextlib.contextmanager
+    def raising(self) -> Iterator[None]:
+        """A context in which the first Ctrl-C before `to()` also raises KeyboardInterrupt."""
+        self._raises = True
+        try:
+            yield
+        finally:
+            self._raises = False
+
+    @contextlib.contextmanager
     def to(self, queue: SimpleQueue[Any]) -> Iterator[None]:
         """Puts Ctrl-C, Ctrl-Z and resizes in the queue, also a Ctrl-C pressed just before."""
-        self._queue = queue
+        self._queue, self._raises = queue, False
         before = {
             number: signal.signal(number, self._message)
             for number in (signal.SIGTSTP, signal.SIGWINCH)
@@ -69,6 +79,9 @@ class Interrupts:
             self.pressed = True
         if self._queue is not None:
             self._queue.put(message)  # put() of a SimpleQueue is reentrant
+        elif self._raises and message is Signal.STOP:
+            self._raises = False
+            raise KeyboardInterrupt
 
 
 def _leave(number: int, _frame: FrameType | None) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import os
 import re
 import stat
 import sys
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from prompt_toolkit.output import create_output
 from prompt_toolkit.output.plain_text import PlainTextOutput
 from prompt_toolkit.utils import is_dumb_terminal
 
-from lmchat.errors import StoreError
+from lmchat.errors import Error, StoreError
 from lmchat.store.temporary import use_temporary_folder
 
 from ..errors import note
@@ -86,6 +88,8 @@ class LineInput:
         begins: Called when the user starts to type at a prompt; it must not block.
         to_stderr: Show the prompt on stderr instead of stdout.
         private: Store no history.
+        asks: `complete` may wait for a server. It is called on another thread, and keys that are
+            typed meanwhile take effect.
     """
 
     def __init__(
@@ -95,6 +99,7 @@ class LineInput:
         *,
         to_stderr: bool = False,
         private: bool = False,
+        asks: bool = False,
     ) -> None:
         self.warning = ""  # the reason if there is no history
         self._begins = begins
@@ -102,7 +107,7 @@ class LineInput:
         self._file = sys.stderr if to_stderr else sys.stdout
         self._session = self._prompts(
             history=InMemoryHistory() if private else self._history(),
-            completer=_Completer(complete),
+            completer=(_AskingCompleter if asks else _Completer)(complete),
             complete_while_typing=Condition(self._is_command),
             multiline=True,
             prompt_continuation=_continuation,
@@ -207,6 +212,35 @@ class _Completer(Completer):
         if document.text.startswith("/") and "\n" not in document.text:
             for text, start, meaning in self._complete(document.text_before_cursor):
                 yield Completion(text, start, display_meta=meaning)
+
+
+class _AskingCompleter(_Completer):
+    """Completes on another thread, and completes nothing where that fails.
+
+    It is a daemon, unlike those of prompt_toolkit: the end of the prompt does not wait for it.
+    """
+
+    async def get_completions_async(
+        self, document: Document, event: CompleteEvent
+    ) -> AsyncGenerator[Completion, None]:
+        """Yields the completions once all are there."""
+        loop = asyncio.get_running_loop()
+        ready: asyncio.Future[list[Completion]] = loop.create_future()
+
+        def done(found: list[Completion]) -> None:
+            if not ready.done():  # the prompt may have ended
+                ready.set_result(found)
+
+        def ask() -> None:
+            found: list[Completion] = []
+            with contextlib.suppress(Error):
+                found = list(self.get_completions(document, event))
+            with contextlib.suppress(RuntimeError):  # the loop of the prompt is closed
+                loop.call_soon_threadsafe(done, found)
+
+        threading.Thread(target=ask, name="lmchat-complete", daemon=True).start()
+        for completion in await ready:
+            yield completion
 
 
 def _continuation(width: int, _line: int, _wrapped: int) -> FormattedText:

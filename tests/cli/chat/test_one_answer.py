@@ -334,10 +334,7 @@ class FakeStream:
     def __init__(self, parts, end):
         self.parts, self.end = parts, end
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
+    def close(self):
         pass
 
     def events(self):
@@ -456,7 +453,7 @@ def test_ctrl_c_before_the_generation_starts_stops_it():
         tries.append(None)
         return "committed" if len(tries) == 3 else None
 
-    with one_answer._stopping_on_interrupt(stop):
+    with one_answer._stopping_on_interrupt(stop, one_answer.Patience()):
         os.kill(os.getpid(), signal.SIGINT)
         end = time.monotonic() + 60
         while len(tries) < 3 and time.monotonic() < end:

@@ -1,6 +1,7 @@
 """Connections that break, servers that are absent, sockets, keys, and clients that are killed."""
 
 import contextlib
+import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from serving_process import serving
 
 import lmchat
 from lmchat.client import generation
+from lmchat.client.http import Connection
 from lmchat.errors import InvalidRequest, Unreachable
 from lmchat.server import ServerConfig
 
@@ -267,3 +269,37 @@ def test_the_server_s_modules_are_not_loaded():
         [sys.executable, "-c", code], capture_output=True, text=True, env=command.ENVIRONMENT
     )
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_an_interrupted_request_leaves_its_late_answer_to_no_other():
+    body = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{}"
+
+    def answer(text):
+        return body.format(len(text), text).encode()
+
+    listening = socket.create_server(("127.0.0.1", 0))
+    interrupted, paths = threading.Event(), []
+
+    def serve():
+        with contextlib.ExitStack() as stack:
+            for number in range(2):
+                accepted, _ = listening.accept()
+                stack.enter_context(accepted)
+                paths.append(accepted.recv(1 << 16).split()[1])
+                if number == 0:
+                    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+                    interrupted.wait()
+                with contextlib.suppress(OSError):
+                    accepted.sendall(answer(f'{{"answer": {number}}}'))
+
+    thread = threading.Thread(target=serve, daemon=True)
+    with listening:
+        thread.start()
+        connection = Connection(f"http://127.0.0.1:{listening.getsockname()[1]}", None)
+        with pytest.raises(KeyboardInterrupt):
+            connection.call("GET", "/one")
+        interrupted.set()
+        assert connection.call("GET", "/two") == {"answer": 1}
+        assert paths == [b"/one", b"/two"]
+        connection.close()
+        thread.join()
