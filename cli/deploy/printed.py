@@ -37,6 +37,8 @@ WatchdogSec={silent}
 WatchdogSignal=SIGKILL
 User={user}
 UMask=0077
+ProtectSystem=full
+NoNewPrivileges=yes
 WorkingDirectory={working_directory}
 RuntimeDirectory=lmchat
 RuntimeDirectoryMode=0700
@@ -68,6 +70,7 @@ StartLimitIntervalSec=0
 [Service]
 Type=exec
 User={user}
+ProtectSystem=full
 RuntimeDirectory=lmchat
 RuntimeDirectoryMode=0700
 RuntimeDirectoryPreserve=yes

@@ -80,13 +80,13 @@ def excused(text):
 
 
 def words_of(command):
-    """Returns the words of our program in a pipe, else of the last, without assignments."""
+    """Returns the words of our program, in a pipe or a container, without assignments."""
     parts = [part.strip() for part in command.split("|")]
     ours = (part for part in parts if part.startswith(("lmchat", "python", "make")))
     words = shlex.split(next(ours, parts[-1]))
     while words and re.match(r"[A-Z_]+=", words[0]):
         words.pop(0)
-    return words
+    return words[words.index("lmchat") :] if words[0] == "docker" else words
 
 
 def parsed(words):
