@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,6 +40,16 @@ def explain_limits(what: str) -> Iterator[None]:
         else:
             raise
         raise InternalError(message) from error
+
+
+def start_thread(thread: threading.Thread, what: str) -> None:
+    """Starts a thread that `what` needs.
+
+    Raises:
+        InternalError: The system refuses it.
+    """
+    with explain_limits(what):
+        thread.start()
 
 
 def is_shortage(error: BaseException) -> bool:

@@ -12,9 +12,17 @@ from typing import TYPE_CHECKING, TypeVar
 
 from rich.text import Text
 
-from lmchat.errors import ContextFull, EngineClosed, Error, SessionBusy, StoreError
+from lmchat.errors import (
+    ContextFull,
+    EngineClosed,
+    Error,
+    InternalError,
+    SessionBusy,
+    StoreError,
+)
 from lmchat.figures import usage_parts
 from lmchat.generation.generation import Delta, Progress, Reply
+from turbomind.limits import start_thread
 
 from ..errors import CLOSED_PIPE, drop_output
 from ..output import say
@@ -205,7 +213,7 @@ class Repl:
         pump = threading.Thread(target=_pump, args=arguments, name="lmchat-reply", daemon=True)
         view = self._view(before)
         with self.screen.live_part(), self.interrupts.to(queue):
-            pump.start()
+            start_thread(pump, "a reply")
             reply = self._follow(queue, view, over)
         pump.join()
         is_offered = bool(again) and is_withdrawn(reply) and can_prefill()
@@ -270,9 +278,11 @@ class Repl:
 
     def _prefetch(self) -> None:
         """Prefetches the session's KV cache when the user starts to type."""
-        threading.Thread(
+        thread = threading.Thread(
             target=_prefetch, args=(self.session,), name="lmchat-prefetch", daemon=True
-        ).start()
+        )
+        with contextlib.suppress(InternalError):  # the turn itself fetches
+            start_thread(thread, "a prefetch")
 
     def _record_seen(self, is_shown: bool = True) -> None:
         """Records the turns that the session has now; `is_shown`: the screen shows the last one."""

@@ -18,6 +18,7 @@ from lmchat.generation.parts import Delta, PartsLog, Progress
 from lmchat.generation.reply import Reply
 from lmchat.generation.reply_stream import Follower
 from lmchat.store.turns import Turn
+from turbomind.limits import start_thread
 
 LINGER = 30.0
 """Seconds in which a client can attach again after its connection broke. Then the server stops the
@@ -56,7 +57,12 @@ class RemoteGeneration:
         self._begun = threading.Event()
         self._cancelled = False
         self._detached = False
-        threading.Thread(target=self._run, name="lmchat-remote", daemon=True).start()
+        reading = threading.Thread(target=self._run, name="lmchat-remote", daemon=True)
+        try:
+            start_thread(reading, "a reply")
+        except InternalError:
+            answer.close()
+            raise
 
     # --- the thread that reads -------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ from lmchat.sessions.rewrite import with_turns
 from lmchat.store.records import JournalEntry, SessionRecord, TurnStart
 from lmchat.store.turns import Timings, Turn, Usage
 from turbomind import Event
+from turbomind.limits import start_thread
 
 SHORTEST, LONGEST = 0.02, 0.1  # seconds between two reads of the journal
 READING = 0.1  # largest share of the time that a thread spends with reading
@@ -175,7 +176,11 @@ class RemoteReply:
 
             follower = Follower(self._log, detached)
             if self._thread.ident is None:
-                self._thread.start()
+                try:
+                    start_thread(self._thread, "a reply of another process")
+                except InternalError:
+                    detached()
+                    raise
             return follower
 
     def stop(self) -> None:

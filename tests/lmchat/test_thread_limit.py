@@ -11,6 +11,8 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
@@ -18,6 +20,7 @@ from command import ENVIRONMENT, LMCHAT
 from serving.serving_process import serving
 
 from lmchat.aio_threads import Threads
+from lmchat.cli.chat.repl import Repl
 from lmchat.errors import InternalError
 from lmchat.server.errors import error_object, status_of
 from lmchat.text.tokenizer import _start_pool
@@ -70,6 +73,18 @@ def test_a_call_without_any_thread_is_refused_in_words(monkeypatch: pytest.Monke
     with tasks_limited(monkeypatch, 0), pytest.raises(InternalError, match="another thread for a"):
         asyncio.run(threads.run(int))
     threads.close()
+
+
+def test_a_chat_goes_on_after_a_reply_without_a_thread(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session: Any = SimpleNamespace(name="x", turns=(), overflow="drop", unanswered=None)
+    engine: Any = SimpleNamespace(max_context=100)
+    repl = Repl(engine, session, name="x", plain=True, private=True)
+    with repl.interrupts, tasks_limited(monkeypatch, 0):
+        repl._prefetch()
+        assert repl.handle("Hi") is None
+    assert "the system refuses another thread for a reply" in "".join(capsys.readouterr())
 
 
 def test_requests_that_lack_threads_or_files_can_be_tried_again() -> None:
