@@ -8,7 +8,7 @@
 #include "bindings/bindings.h"
 #include "ceilings/ceilings.h"
 #include "ceilings/gpu_ceilings.h"
-#include "core/control_groups.h"
+#include "core/process.h"
 #include "core/isa.h"
 #include "ops/attention.h"
 

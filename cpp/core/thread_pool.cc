@@ -4,15 +4,13 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
-#include <system_error>
-#include <utility>
 
 #if defined(__linux__)
 #include <sched.h>
 #endif
 
-#include "core/control_groups.h"
 #include "core/error.h"
+#include "core/process.h"
 
 namespace turbomind {
 
@@ -98,14 +96,6 @@ struct ThreadPool::State {
     caller_sleeps.store(false);
   }
 };
-
-std::thread start_thread(std::function<void()> work) {
-  try {
-    return std::thread(std::move(work));
-  } catch (const std::system_error& error) {
-    throw_error(ErrorCode::internal, "the system refused to start a thread: ", error.what());
-  }
-}
 
 bool SpinRule::spins(std::chrono::nanoseconds waited) const {
   if (threads > cpus || threads_in_steps > cpus) return false;

@@ -22,9 +22,6 @@ inline void cpu_pause() {
 #endif
 }
 
-// Starts a thread. An Error with code `internal` says that the system refused it.
-std::thread start_thread(std::function<void()> work);
-
 // Decides how long a thread spins for the next call before it sleeps.
 struct SpinRule {
   int cpus = 1;              // that this process may use

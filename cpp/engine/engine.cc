@@ -14,7 +14,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "core/thread_pool.h"
+#include "core/process.h"
 #include "cuda/gpu_context.h"
 #include "engine/engine_core.h"
 #include "engine/make_tiers.h"

@@ -9,7 +9,7 @@
 #include <shared_mutex>
 #include <utility>
 
-#include "core/thread_pool.h"
+#include "core/process.h"
 
 namespace turbomind {
 

@@ -1,8 +1,11 @@
+// What the system gives this process: control groups, CPU time, threads.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace turbomind {
@@ -23,5 +26,8 @@ std::vector<ControlGroup> control_groups(const std::string& controller,
 // least 1, because threads beyond it wait for each other while the group is throttled. None where
 // nothing limits them.
 std::optional<int64_t> cpu_quota(const std::string& root = "/");
+
+// Starts a thread. An Error with code `internal` says that the system refused it.
+std::thread start_thread(std::function<void()> work);
 
 }  // namespace turbomind

@@ -1,10 +1,14 @@
-#include "core/control_groups.h"
+#include "core/process.h"
 
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <system_error>
+#include <utility>
+
+#include "core/error.h"
 
 namespace turbomind {
 
@@ -76,6 +80,14 @@ std::optional<int64_t> cpu_quota(const std::string& root) {
   }
   if (!least) return {};
   return std::max<int64_t>(1, static_cast<int64_t>(std::floor(*least)));
+}
+
+std::thread start_thread(std::function<void()> work) {
+  try {
+    return std::thread(std::move(work));
+  } catch (const std::system_error& error) {
+    throw_error(ErrorCode::internal, "the system refused to start a thread: ", error.what());
+  }
 }
 
 }  // namespace turbomind
