@@ -7,8 +7,8 @@ from pathlib import Path
 import command
 import httpx
 import pytest
-from read_only import read_only_but
 from serving.deployment import deployed, needs_haproxy
+from serving.read_only import read_only_but
 
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 
