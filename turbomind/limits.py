@@ -33,9 +33,9 @@ def explain_limits(what: str) -> Iterator[None]:
     except Exception as error:
         if _FILES in str(error) or _THREADS in str(error):
             raise
-        if _lacks_files(error):
+        if any(map(_lacks_files, _causes(error))):
             message = f"{_FILES}: {what} cannot be opened, {_limit_on_files()}"
-        elif _lacks_threads(error):
+        elif any(map(_lacks_threads, _causes(error))):
             message = f"{_THREADS} for {what}: {_limit_on_threads()}"
         else:
             raise
@@ -52,9 +52,11 @@ def start_thread(thread: threading.Thread, what: str) -> None:
         thread.start()
 
 
-def is_shortage(error: BaseException) -> bool:
-    """Returns whether an error or one of its causes is a lack of file descriptors or threads."""
-    return _FILES in str(error) or _lacks_files(error) or _lacks_threads(error)
+def shortage(error: BaseException) -> str | None:
+    """Returns the text of an error, or of the first of its causes, that is a lack of file
+    descriptors or threads; None where none is."""
+    found = (one for one in _causes(error) if _lacks_files(one) or _lacks_threads(one))
+    return next(map(str, found), None)
 
 
 def is_exhausted(wanted: int) -> bool:
@@ -72,15 +74,13 @@ def is_exhausted(wanted: int) -> bool:
 
 
 def _lacks_files(error: BaseException) -> bool:
-    texts = [os.strerror(number) for number in _SHORTAGE]
-    return any(
-        (isinstance(one, OSError) and one.errno in _SHORTAGE) or any(t in str(one) for t in texts)
-        for one in _causes(error)
-    )
+    if isinstance(error, OSError) and error.errno in _SHORTAGE:
+        return True
+    return any(text in str(error) for text in (_FILES, *map(os.strerror, _SHORTAGE)))
 
 
 def _lacks_threads(error: BaseException) -> bool:
-    return any(text in str(one) for one in _causes(error) for text in _NO_THREAD)
+    return any(text in str(error) for text in _NO_THREAD)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

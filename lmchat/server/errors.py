@@ -29,7 +29,7 @@ from lmchat.errors import (
 )
 from lmchat.public_text import public_message
 from lmchat.server.http.root_path import PATH
-from turbomind.limits import is_shortage
+from turbomind.limits import shortage
 from turbomind.shown import shown
 
 MAX_MESSAGE = 1000
@@ -160,11 +160,12 @@ def log_failure(what: str, error: BaseException) -> None:
     """Logs an error that is a bug, with the places in the code where it was raised.
 
     Its message may repeat a prompt. It is logged with the level "debug" only, unless it is marked
-    as `lmchat.errors.loggable`.
+    as `lmchat.errors.loggable`; of a lack of threads or files, that text alone is logged.
     """
     log = logging.getLogger(__name__)
     is_logged = getattr(error, LOGGABLE, False) or log.isEnabledFor(logging.DEBUG)
-    text = str(error) if is_logged else "the message is logged at level debug"
+    hidden = shortage(error) or "the message is logged at level debug"
+    text = str(error) if is_logged else hidden
     frames = "".join(traceback.format_tb(error.__traceback__)).rstrip()
     log.error("%s: %s (%s)\n%s", what, type(error).__name__, text, frames)
 
@@ -199,11 +200,11 @@ def install(app: FastAPI, refusals: Mapping[int, Callable[[Scope], HttpError]]) 
 
 
 def _kind(error: BaseException) -> tuple[int, str, str | None]:
-    if is_shortage(error):
-        return 503, _SERVER, _SHORT
     for kind, status, name, code in _KINDS:
         if isinstance(error, kind) and not isinstance(error, InternalError):
             return status, name, code
+    if shortage(error) is not None:
+        return 503, _SERVER, _SHORT
     return 500, _SERVER, "internal_error"
 
 

@@ -21,10 +21,10 @@ from serving.serving_process import serving
 
 from lmchat.aio_threads import Threads
 from lmchat.cli.chat.repl import Repl
-from lmchat.errors import InternalError
-from lmchat.server.errors import error_object, status_of
+from lmchat.errors import InternalError, InvalidRequest
+from lmchat.server.errors import error_object, log_failure, status_of
 from lmchat.text.tokenizer import _start_pool
-from turbomind.limits import TASKS, explain_limits, is_shortage
+from turbomind.limits import TASKS, explain_limits, shortage
 
 GROUPS = [Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup")]  # version 1, version 2
 
@@ -87,16 +87,22 @@ def test_a_chat_goes_on_after_a_reply_without_a_thread(
     assert "the system refuses another thread for a reply" in "".join(capsys.readouterr())
 
 
-def test_requests_that_lack_threads_or_files_can_be_tried_again() -> None:
+def test_requests_that_lack_threads_or_files_can_be_tried_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     bare: list[Exception] = [RuntimeError("can't start new thread"), OSError(24, "Too many")]
     for error in bare:
         with pytest.raises(InternalError) as explained, explain_limits("it"):
             raise error
         for one in (error, explained.value):
-            assert is_shortage(one)
+            assert shortage(one) == str(one)
             assert status_of(one) == 503
             assert error_object(one)["error"]["code"] == "out_of_resources"
+            log_failure("it", one)
+            assert str(one) in caplog.text  # the operator needs it at every level
     assert status_of(RuntimeError("a bug")) == 500
+    for text in ("can't start new thread", "Too many open files"):  # a client's own words
+        assert status_of(InvalidRequest(f"model is {text!r}, expected another")) == 400
 
 
 def test_a_tokenizer_works_without_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
