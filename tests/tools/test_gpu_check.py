@@ -421,7 +421,10 @@ def test_a_suite_that_is_stopped_keeps_its_counts(tmp_path, monkeypatch):
     # A file that needs a package that is not there does not keep the others from running.
     monkeypatch.setattr(suite, "FILES", ("test_other.py", "test_it.py"))
     found = suite.run_phase(in_time)
-    assert (found["counts"]["passed"], found["error"]) == (2, "1 of the tests failed")
+    assert (found["counts"]["passed"], found["error"]) == (2, "")
+    assert found["note"] == "no package no_such_package: 1 of the files did not run"
+    (tmp_path / "tests" / "test_other.py").write_text("import lmchat.no_such_module")
+    assert suite.run_phase(in_time)["error"] == "1 of the tests failed"
     monkeypatch.setattr(suite.importlib.util, "find_spec", lambda name: None)
     assert suite.plugin_options() == ["-o", "addopts=-ra --import-mode=importlib"]
     assert suite.counts_of("..s.F [ 50%]\nxE") == {

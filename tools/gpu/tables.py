@@ -12,9 +12,8 @@ def summary(record: dict[str, Any]) -> str:
     lines += _results(results) + _groups(results)
     lines += ["", "phases:"]
     for phase in record["phases"]:
-        text = (
-            f"  {phase['name']:26} {phase['status']:14} {phase['seconds']:6.1f} s  {phase['error']}"
-        )
+        why = phase["error"] or (phase["result"] or {}).get("note", "")
+        text = f"  {phase['name']:26} {phase['status']:14} {phase['seconds']:6.1f} s  {why}"
         lines.append(text[:160])
     passed = sum(kernel["passed"] for kernel in record["kernels"].values())
     lines.append(f"kernel files that passed: {passed} of {len(record['kernels'])}")
