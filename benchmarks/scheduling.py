@@ -19,7 +19,7 @@ import time
 from typing import Any
 
 from turbomind import Engine
-from turbomind.stats import Stats
+from turbomind.engine.stats import Stats
 
 LONG, SHORT = 8000, 100
 EQUAL, EQUAL_TOKENS = 8, 600

@@ -12,9 +12,9 @@ import typer
 
 from turbomind import _C
 from turbomind.device import gpu_options, rank_count
+from turbomind.engine.tiers import parse_quota
 from turbomind.loading.loader import ModelInfo, describe
 from turbomind.loading.quantize import read_quantize
-from turbomind.tiers import parse_quota
 
 Result = TypeVar("Result")
 

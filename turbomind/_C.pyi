@@ -434,7 +434,7 @@ class Engine:
     def shutdown(self) -> tuple[bool, int, bool]: ...  # (saves ended, pages not saved, a tier hangs)
 
 class PageStore:
-    """The disk tier of pages, wrapped by `turbomind.pages.PageStore`. Keys are 16 bytes."""
+    """The disk tier of pages, wrapped by `turbomind.engine.pages.PageStore`. Keys are 16 bytes."""
 
     def __init__(self, folder: str, quota: int, numerics: str, segment: int) -> None: ...
     def stats(self) -> dict[str, int]: ...

@@ -1,7 +1,12 @@
 """turbomind: checkpoints, model wiring and the engine. Token ids only; no text, no roles."""
 
 from turbomind._C import __version__, available_isas, cpu_name
-from turbomind.engine import Engine
+from turbomind.engine.engine import Engine
+from turbomind.engine.handle import Handle
+from turbomind.engine.inbox import Inbox
+from turbomind.engine.stats import GroupStats, RankStats, Stats
+from turbomind.engine.stream import Choice, Event, Generation, Stream, TokenLogprobs
+from turbomind.engine.tiers import Flushed, Forecast, Residence, TierStats
 from turbomind.errors import (
     Busy,
     ContextFull,
@@ -12,12 +17,7 @@ from turbomind.errors import (
     ModelError,
     NotFound,
 )
-from turbomind.handle import Handle
-from turbomind.inbox import Inbox
 from turbomind.loading.loader import ModelInfo, describe
-from turbomind.stats import GroupStats, RankStats, Stats
-from turbomind.stream import Choice, Event, Generation, Stream, TokenLogprobs
-from turbomind.tiers import Flushed, Forecast, Residence, TierStats
 
 __all__ = [
     "Busy",

@@ -13,7 +13,7 @@ from lmchat.kv.page_deletion import keys_alone
 if TYPE_CHECKING:
     from lmchat.store.protocol import Store
     from lmchat.store.records import SessionRecord
-    from turbomind.pages import PageStore
+    from turbomind.engine.pages import PageStore
 
 FOLDER = "pages"  # in the data directory
 
@@ -40,7 +40,7 @@ class DiskPages:
 
     def make(self) -> PageStore:
         """Opens the page store; creates its folder if needed."""
-        from turbomind.pages import PageStore
+        from turbomind.engine.pages import PageStore
 
         if self._store is None:
             self._store = PageStore(self._folder)
@@ -61,7 +61,7 @@ class DiskPages:
             return None
         if self.store is None or not _has_pages(record):
             return 0
-        from turbomind.pages import PAGE_TOKENS, page_keys, root_key
+        from turbomind.engine.pages import PAGE_TOKENS, page_keys, root_key
 
         ids = record.tree.token_ids(record.leaf)
         keys = page_keys(record.fingerprint, ids, record.owner)

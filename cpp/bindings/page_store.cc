@@ -233,7 +233,7 @@ py::list page_keys(const std::string& fingerprint, py::handle token_ids, const s
 
 void bind_page_store(py::module_& m) {
   py::class_<PageStore>(m, "PageStore",
-                        "The disk tier of pages, wrapped by turbomind.pages.PageStore.")
+                        "The disk tier of pages, wrapped by turbomind.engine.pages.PageStore.")
       .def(py::init<const std::string&, int64_t, const std::string&, int64_t>(), py::arg("folder"),
            py::arg("quota"), py::arg("numerics"), py::arg("segment"))
       .def("stats", &PageStore::stats, "Returns counters since opening and the sizes of the store.")

@@ -19,7 +19,7 @@ from lmchat.store.protocol import Store, check_name
 from lmchat.store.records import Exported, SessionRecord, now
 
 if TYPE_CHECKING:
-    from turbomind.pages import PageStore
+    from turbomind.engine.pages import PageStore
 
 Notify = Callable[[str], None]
 
@@ -149,7 +149,7 @@ def keys_on_disk(
     For the unfinished page at the end it is the stored page with the longest common prefix, or
     None.
     """
-    from turbomind.pages import page_keys, root_key
+    from turbomind.engine.pages import page_keys, root_key
 
     # The last token has no KV yet, so the last page is unfinished.
     full = max(0, len(ids) - 1) // PAGE_TOKENS * PAGE_TOKENS
@@ -170,7 +170,7 @@ def _write_pages(page_store: PageStore, archive: Archive, salt: str) -> str | No
         Why some pages could not be written, None if all were.
     """
     from lmchat.kv.handle_cache import RETENTION_PINNED, RETENTION_SESSION
-    from turbomind.pages import Page, page_keys, root_key
+    from turbomind.engine.pages import Page, page_keys, root_key
 
     record = archive.record
     fingerprint, turn = record.fingerprint, 0

@@ -20,7 +20,7 @@ from lmchat.store.turns import Timings, Turn, Usage
 from lmchat.text.reasoning import ReasoningFormat, ThinkingSwitch
 from lmchat.text.template_class import TemplateInfo
 from turbomind import GroupStats, RankStats, Stats, TokenLogprobs
-from turbomind.tiers import TierStats
+from turbomind.engine.tiers import TierStats
 
 Value = TypeVar("Value")
 

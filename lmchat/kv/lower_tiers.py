@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from lmchat.errors import Error, InvalidRequest
 from lmchat.store.prefixes import PAGE, SharedPrefix
 from turbomind import Engine, Flushed, Handle
-from turbomind.tiers import parse_quota
+from turbomind.engine.tiers import parse_quota
 
 if TYPE_CHECKING:
-    from turbomind.pages import PageStore
+    from turbomind.engine.pages import PageStore
 
 
 class LowerTiers:
@@ -99,7 +99,7 @@ class LowerTiers:
         if self._folder is None or not wanted:
             yield None
             return
-        from turbomind.pages import PageStore
+        from turbomind.engine.pages import PageStore
 
         self._flush()
         store = PageStore(self._folder, self._quota)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lmchat.sessions.runtime import Runtime
     from lmchat.store.protocol import Store
     from lmchat.store.records import SessionRecord
-    from turbomind.pages import PageStore
+    from turbomind.engine.pages import PageStore
 
 
 def unfinished(store: Store, record: SessionRecord, *, living: bool = False) -> list[Transcript]:
@@ -65,7 +65,7 @@ def keys_alone(
         record: the deleted session.
         found: its transcripts.
     """
-    from turbomind.pages import page_keys, root_key
+    from turbomind.engine.pages import page_keys, root_key
 
     alone: set[bytes] = set()
     for ids in found:

@@ -33,7 +33,9 @@ ROOT = Path(lmchat.__file__).parent
 def layer_of(module: str) -> int | None:
     """Returns the number of a module's layer, None for a helper."""
     parts = module.split(".")
-    name = parts[1].removesuffix("_stream") if len(parts) > 1 else ""
+    if parts[0] != "lmchat" or len(parts) == 1:
+        return None
+    name = parts[1].removesuffix("_stream")
     return LAYERS.index(name) if name in LAYERS else None
 
 

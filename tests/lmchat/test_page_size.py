@@ -2,7 +2,8 @@
 
 from lmchat.cli import facts
 from lmchat.page_size import PAGE_TOKENS
-from turbomind import _C, pages
+from turbomind import _C
+from turbomind.engine.engine import pages
 
 
 def test_the_page_size_is_that_of_the_extension_everywhere() -> None:

@@ -19,14 +19,14 @@ from typing import Any
 
 import lmchat.engine as engine_module
 import lmchat.store.sqlite.sqlite_store
-import turbomind.engine as core_module
+import turbomind.engine.engine as core_module
 from lmchat.bundled import FOLDER
 from lmchat.generation.state import State as State_
 from lmchat.text.model_text import ModelText
 from lmchat.text.template import ChatTemplate
 from lmchat.text.tokenizer import Tokenizer
 from turbomind import _C
-from turbomind.pages import PageStore
+from turbomind.engine.pages import PageStore
 
 VOCAB = 4096
 SESSIONS = ("a", "b", "c")

@@ -19,7 +19,7 @@ from typing import Any
 
 from tests.stress import page_mutations
 from tests.stress.page_mutations import edit, flip
-from turbomind.pages import Page, PageStore
+from turbomind.engine.pages import Page, PageStore
 
 Act = Callable[[Path, random.Random], str | None]
 PAGES: dict[str, Act] = {}

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 from tests.support.stored_pages import NUMERICS, chain, check
-from turbomind.pages import Page, PageStore
+from turbomind.engine.pages import Page, PageStore
 
 SEGMENT = 64 << 10  # small, so that they fill up and are compacted all the time
 WRITTEN, REMOVING = b"w", b"r"

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.support.stored_pages import FINGERPRINT, NUMERICS, chain, check, xxh64
-from turbomind.pages import Page, PageStore, root_key
+from turbomind.engine.pages import Page, PageStore, root_key
 
 HEADER, ALIGNMENT, BODY = 64, 4096, 128
 EVERYTHING = 1 << 30

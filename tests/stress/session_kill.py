@@ -45,7 +45,7 @@ from lmchat.store.sqlite.sqlite_store import SqliteStore  # noqa: E402
 from tests.stress import chatter  # noqa: E402
 from tests.stress.store_kill import downgrade  # noqa: E402
 from tests.stress.witness import Witness, Wrong  # noqa: E402
-from turbomind.pages import PageStore  # noqa: E402
+from turbomind.engine.pages import PageStore  # noqa: E402
 from turbomind.params import SAMPLING  # noqa: E402
 
 KILLS_PER_DATA_DIR = 25

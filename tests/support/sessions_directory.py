@@ -63,7 +63,7 @@ class DataDirectory:
     def persist_pages(self, record, upto=None):
         """Writes the pages that closing an engine writes: the KV of all but the last token of each
         branch."""
-        from turbomind.pages import Page, PageStore, page_keys, root_key
+        from turbomind.engine.pages import Page, PageStore, page_keys, root_key
 
         with PageStore(self.path / "pages") as pages:
             for leaf in [turn for turn in record.tree if not record.tree.children(turn.id)]:
@@ -78,7 +78,7 @@ class DataDirectory:
                     assert pages.write(page)
 
     def page_count(self):
-        from turbomind.pages import PageStore
+        from turbomind.engine.pages import PageStore
 
         with PageStore(self.path / "pages") as pages:
             return len(pages.pages())

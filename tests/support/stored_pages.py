@@ -6,7 +6,7 @@ import random
 from functools import cache
 
 from turbomind import _C
-from turbomind.pages import PAGE_TOKENS, Page, PageStore, root_key
+from turbomind.engine.pages import PAGE_TOKENS, Page, PageStore, root_key
 
 FINGERPRINT = "a model"
 NUMERICS = "cpu/test/1"

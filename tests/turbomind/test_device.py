@@ -188,7 +188,9 @@ def test_auto_is_the_cpu_for_a_model_that_the_gpu_does_not_take(
     """What is known before the weights are read does not read them for the GPU."""
     asked = {**SMALL, **options}
     loads = []
-    monkeypatch.setattr("turbomind.engine.load", lambda *a, **k: loads.append(1) or load(*a, **k))
+    monkeypatch.setattr(
+        "turbomind.engine.engine.load", lambda *a, **k: loads.append(1) or load(*a, **k)
+    )
     with caplog.at_level(logging.WARNING), Engine(model(**changes), **asked) as engine:
         assert (engine.device, engine.info.dtype) == ("cpu", "float32")
         assert len(engine.generate([1, 2, 3], max_new_tokens=2, ignore_eos=True).token_ids) == 2

@@ -22,8 +22,8 @@ import pytest
 from checkpoints import TINY, prompt
 
 import turbomind
+from turbomind.engine.stream import Event
 from turbomind.machine import parse_bytes, physical_cores
-from turbomind.stream import Event
 
 Open = Callable[..., turbomind.Engine]
 IDS = prompt(90, TINY["vocab_size"])

@@ -172,7 +172,7 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_read(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limited(monkeypatch, 40 * MIB)
-    monkeypatch.setattr("turbomind.engine.load", None)
+    monkeypatch.setattr("turbomind.engine.engine.load", None)
     with pytest.raises(InvalidRequest, match="weights as float32"):
         turbomind.Engine(config, load_format="dummy", device="cpu", dtype="float32")
 

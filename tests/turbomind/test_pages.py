@@ -1,4 +1,4 @@
-"""Pages on a disk through `turbomind.pages`; the tier itself is tested by disk_tier_test."""
+"""Pages on a disk through `turbomind.engine.pages`; the tier itself is tested by disk_tier_test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from assets import ROOT
 from stored_pages import FINGERPRINT, NUMERICS, chain, check
 
 from turbomind import _C, EngineClosed, InvalidRequest
-from turbomind.pages import PINNED, Page, PageStore, page_keys, root_key
+from turbomind.engine.pages import PINNED, Page, PageStore, page_keys, root_key
 
 
 @pytest.fixture
@@ -249,7 +249,7 @@ def test_refresh_reads_pages_of_another_process(folder):
     code = """if True:
         import sys
         from stored_pages import chain
-        from turbomind.pages import PageStore
+        from turbomind.engine.pages import PageStore
         store = PageStore(sys.argv[1], numerics="cpu/test/1")
         pages = chain("", 3)
         for page in pages:

@@ -62,7 +62,7 @@ class Room:
             return True
 
     def _evict(self, size: int, needed: Callable[[], Iterable[bytes]]) -> int:
-        from turbomind.pages import PageStore
+        from turbomind.engine.pages import PageStore
 
         pages = self._folder / "pages"
         if not pages.is_dir():

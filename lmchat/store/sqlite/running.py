@@ -44,7 +44,7 @@ def needed_pages(database: Database) -> set[bytes]:
 
 
 def _pages(connection: sqlite3.Connection, row: rows.Row, models: set[str]) -> set[bytes]:
-    from turbomind.pages import page_keys
+    from turbomind.engine.pages import page_keys
 
     owner, own = codec.decode(row.owner), codec.decode(row.fingerprint)
     found: set[bytes] = set()

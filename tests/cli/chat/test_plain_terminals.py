@@ -97,7 +97,7 @@ def printed(monkeypatch, term, kind=_Tty):
     monkeypatch.setattr(sys, "stderr", file)
     monkeypatch.setenv("TERM", term)
     with loading("x"):
-        logging.getLogger("turbomind.engine").warning("float16 takes %s times", 1.6)
+        logging.getLogger("turbomind.engine.engine").warning("float16 takes %s times", 1.6)
     assert not [h for h in logging.getLogger().handlers if "Line" in type(h).__name__]
     return file.getvalue()
 

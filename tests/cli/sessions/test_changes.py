@@ -79,7 +79,7 @@ def test_a_pin_raises_the_retention_priority_of_stored_pages(data_dir, trip):
 
 
 def retention_priorities(data_dir, record):
-    from turbomind.pages import PageStore
+    from turbomind.engine.pages import PageStore
 
     with PageStore(data_dir.path / "pages") as pages:
         return {page.retention_priority for key, _ in pages.pages() for page in pages.read(key)}
@@ -169,7 +169,7 @@ def test_an_import_that_fails_changes_nothing(data_dir, trip, tmp_path):
 
 def test_imported_pages_equal_the_exported_ones(data_dir, trip, tmp_path):
     data_dir.persist_pages(trip)
-    from turbomind.pages import PageStore
+    from turbomind.engine.pages import PageStore
 
     data_dir.run("export", "trip", str(tmp_path / "a.zip"), "--pages")
     before = all_pages(PageStore(data_dir.path / "pages"))
@@ -503,4 +503,4 @@ def test_no_model_is_loaded_for_a_list(data_dir, trip):
     assert done.returncode == 0, done.stderr
     loaded = set(done.stderr.split())
     assert "lmchat.store.sqlite.sqlite_store" in loaded
-    assert not {"lmchat.engine", "tokenizers", "turbomind.pages", "torch"} & loaded
+    assert not {"lmchat.engine", "tokenizers", "turbomind.engine.pages", "torch"} & loaded

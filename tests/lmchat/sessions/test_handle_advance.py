@@ -16,7 +16,7 @@ import pytest
 from checkpoints import TINY, prompt
 
 import turbomind
-from turbomind.stream import Event
+from turbomind.engine.stream import Event
 
 Open = Callable[..., turbomind.Engine]
 VOCAB = TINY["vocab_size"]

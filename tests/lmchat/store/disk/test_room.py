@@ -11,7 +11,7 @@ from lmchat.errors import StoreError
 from lmchat.store.records import TurnStart
 from lmchat.store.sqlite import room
 from lmchat.store.sqlite.sqlite_store import SqliteStore
-from turbomind.pages import PAGE_TOKENS, Page, PageStore, page_keys, root_key
+from turbomind.engine.pages import PAGE_TOKENS, Page, PageStore, page_keys, root_key
 
 LONG = "much " * 20_000
 MODEL = "a model"

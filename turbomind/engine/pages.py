@@ -13,9 +13,9 @@ from pathlib import Path
 from types import TracebackType
 
 import turbomind._C as _C
+from turbomind.engine.tiers import parse_quota
 from turbomind.limits import explain_limits
 from turbomind.machine import parse_bytes
-from turbomind.tiers import parse_quota
 
 PAGE_TOKENS = _C.PAGE_TOKENS
 PINNED = 2.0  # retention priority; pages at or above it are evicted last

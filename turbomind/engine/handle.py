@@ -12,8 +12,9 @@ import numpy.typing as npt
 from typing_extensions import Unpack
 
 import turbomind._C as _C
+from turbomind.engine.inbox import Inbox
+from turbomind.engine.stream import LoopReader, Stream, collect
 from turbomind.errors import EngineClosed, Error, InvalidRequest
-from turbomind.inbox import Inbox
 from turbomind.params import (
     MAX_SIZE,
     SAMPLING,
@@ -26,7 +27,6 @@ from turbomind.params import (
     token_id_list,
 )
 from turbomind.shown import shown
-from turbomind.stream import LoopReader, Stream, collect
 
 
 class HandleOwner(Protocol):

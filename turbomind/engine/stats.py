@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from turbomind.tiers import TierStats
+from turbomind.engine.tiers import TierStats
 
 
 @dataclass(frozen=True)

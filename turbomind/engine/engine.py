@@ -21,10 +21,20 @@ from typing_extensions import Unpack
 import turbomind._C as _C
 from turbomind.defaults import CacheSize
 from turbomind.device import device_name, gpu_options, is_automatic, model_fault, rank_count
+from turbomind.engine.handle import Handle
+from turbomind.engine.inbox import Inbox
+from turbomind.engine.stats import GroupStats, RankStats, Stats
+from turbomind.engine.stream import Generation, LoopReader, LoopWakers, Stream, collect
+from turbomind.engine.tiers import (
+    Flushed,
+    Forecast,
+    Residence,
+    Tiers,
+    key_list,
+    warn_of_last_saves,
+)
 from turbomind.engine_options import core_options, thread_count
 from turbomind.errors import EngineClosed, Error, InternalError, InvalidRequest, ModelError
-from turbomind.handle import Handle
-from turbomind.inbox import Inbox
 from turbomind.limits import explain_limits
 from turbomind.loading.loader import (
     ModelInfo,
@@ -49,16 +59,6 @@ from turbomind.params import (
     token_id_list,
 )
 from turbomind.shown import shown
-from turbomind.stats import GroupStats, RankStats, Stats
-from turbomind.stream import Generation, LoopReader, LoopWakers, Stream, collect
-from turbomind.tiers import (
-    Flushed,
-    Forecast,
-    Residence,
-    Tiers,
-    key_list,
-    warn_of_last_saves,
-)
 
 OPTIONS = (
     "device", "dtype", "quantize", "head", "group_size", "kv_dtype", "threads", "max_batch_size",
