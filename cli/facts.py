@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from turbomind import _C
-from turbomind.defaults import CPU, pool_sizes
+from turbomind.config.defaults import CPU, pool_sizes
 from turbomind.loading.loader import KV_BYTES, ModelInfo
 from turbomind.models import Description, Layer
 

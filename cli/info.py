@@ -16,8 +16,8 @@ from lmchat.bundled import find_model
 from lmchat.errors import StoreError
 from lmchat.store.data_directory import data_place
 from turbomind import _C
-from turbomind.defaults import CacheSize
-from turbomind.device import (
+from turbomind.config.defaults import CacheSize
+from turbomind.config.device import (
     device_name,
     gpu_fault,
     gpu_options,

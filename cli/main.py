@@ -28,8 +28,8 @@ def _run() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+    from turbomind.config.limits import explain_limits
     from turbomind.errors import Error
-    from turbomind.limits import explain_limits
 
     from .app import app
     from .errors import (

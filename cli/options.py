@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from turbomind import _C
-from turbomind.device import gpu_options, rank_count
+from turbomind.config.device import gpu_options, rank_count
 from turbomind.engine.tiers import parse_quota
 from turbomind.loading.loader import ModelInfo, describe
 from turbomind.loading.quantize import read_quantize

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import ParamSpec, TypeVar
 
 from lmchat.errors import EngineClosed
-from turbomind.limits import explain_limits
+from turbomind.config.limits import explain_limits
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -50,7 +50,7 @@ from lmchat.text.prompt import PromptBuilder, check_history
 from lmchat.text.template_class import TemplateInfo
 from lmchat.text.tokenizer import Tokenizer
 from turbomind import Engine, Forecast, ModelInfo, Residence, Stats
-from turbomind.limits import explain_limits
+from turbomind.config.limits import explain_limits
 from turbomind.shown import shown
 
 _SWEEP_SECONDS = 5.0  # between two looks for sessions to close

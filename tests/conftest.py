@@ -33,7 +33,7 @@ import stores
 import lmchat
 import turbomind
 from turbomind import _C
-from turbomind.device import DETERMINISTIC_VARIABLE, DEVICE_VARIABLE, TP_VARIABLE
+from turbomind.config.device import DETERMINISTIC_VARIABLE, DEVICE_VARIABLE, TP_VARIABLE
 
 # How long examples take to make and to run depends on what else the machine does.
 hypothesis.settings.register_profile(

@@ -14,7 +14,7 @@ import typer
 
 from lmchat.bundled import find_model
 from turbomind import _C
-from turbomind.device import device_name
+from turbomind.config.device import device_name
 from turbomind.errors import InvalidRequest
 from turbomind.machine import physical_cores
 

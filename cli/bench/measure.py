@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from turbomind import _C, Engine, Generation, Stream
-from turbomind.device import device_name, library_folders, ranks_by_gpu
+from turbomind.config.device import device_name, library_folders, ranks_by_gpu
 
 from .. import facts
 

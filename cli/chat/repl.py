@@ -22,7 +22,7 @@ from lmchat.errors import (
 )
 from lmchat.figures import usage_parts
 from lmchat.generation.generation import Delta, Progress, Reply
-from turbomind.limits import start_thread
+from turbomind.config.limits import start_thread
 
 from ..errors import CLOSED_PIPE, drop_output
 from ..output import say

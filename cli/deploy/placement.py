@@ -13,13 +13,13 @@ import turbomind._C as _C
 from lmchat.bundled import find_model
 from lmchat.errors import InvalidRequest
 from lmchat.generation.admission import check_queue
-from turbomind.device import gpu_options, named_device, rank_count
+from turbomind.config.device import gpu_options, named_device, rank_count
+from turbomind.config.engine_options import core_options, thread_count
+from turbomind.config.memory_budget import attention_bytes, check_parts, loading_parts, parts_of
 from turbomind.engine.tiers import Tiers
-from turbomind.engine_options import core_options, thread_count
 from turbomind.loading.loader import check_load_format
 from turbomind.loading.quantize import read_quantize
 from turbomind.machine import available_memory, cores, physical_cores
-from turbomind.memory_budget import attention_bytes, check_parts, loading_parts, parts_of
 
 from ..options import described
 

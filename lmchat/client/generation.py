@@ -18,7 +18,7 @@ from lmchat.generation.parts import Delta, PartsLog, Progress
 from lmchat.generation.reply import Reply
 from lmchat.generation.reply_stream import Follower
 from lmchat.store.turns import Turn
-from turbomind.limits import start_thread
+from turbomind.config.limits import start_thread
 
 LINGER = 30.0
 """Seconds in which a client can attach again after its connection broke. Then the server stops the

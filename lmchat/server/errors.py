@@ -29,7 +29,7 @@ from lmchat.errors import (
 )
 from lmchat.public_text import public_message
 from lmchat.server.http.root_path import PATH
-from turbomind.limits import shortage
+from turbomind.config.limits import shortage
 from turbomind.shown import shown
 
 MAX_MESSAGE = 1000

@@ -35,7 +35,7 @@ from lmchat.sessions.rewrite import with_turns
 from lmchat.store.records import JournalEntry, SessionRecord, TurnStart
 from lmchat.store.turns import Timings, Turn, Usage
 from turbomind import Event
-from turbomind.limits import start_thread
+from turbomind.config.limits import start_thread
 
 SHORTEST, LONGEST = 0.02, 0.1  # seconds between two reads of the journal
 READING = 0.1  # largest share of the time that a thread spends with reading

@@ -24,7 +24,7 @@ from lmchat.cli.chat.repl import Repl
 from lmchat.errors import InternalError, InvalidRequest
 from lmchat.server.errors import error_object, log_failure, status_of
 from lmchat.text.tokenizer import _start_pool
-from turbomind.limits import TASKS, explain_limits, shortage
+from turbomind.config.limits import TASKS, explain_limits, shortage
 
 GROUPS = [Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup")]  # version 1, version 2
 

@@ -17,8 +17,9 @@ import numpy.typing as npt
 import pytest
 
 import turbomind
-from turbomind import _C, device
-from turbomind.device import DETERMINISTIC_VARIABLE, DEVICE_VARIABLE, TP_VARIABLE
+from turbomind import _C
+from turbomind.config import device
+from turbomind.config.device import DETERMINISTIC_VARIABLE, DEVICE_VARIABLE, TP_VARIABLE
 
 DEVICE = os.environ[DEVICE_VARIABLE]
 ON_GPU = DEVICE != "cpu"

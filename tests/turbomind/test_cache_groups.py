@@ -10,9 +10,9 @@ import pytest
 
 import turbomind
 import turbomind._C as _C
-from turbomind.defaults import CacheSize
+from turbomind.config.defaults import CacheSize
+from turbomind.config.memory_budget import parts_of
 from turbomind.loading.loader import describe
-from turbomind.memory_budget import parts_of
 
 PAGE = _C.PAGE_TOKENS
 # The KV of Gemma 3 1B: 26 layers, every sixth with full attention, and the least of the rest.

@@ -17,8 +17,8 @@ from command import ENVIRONMENT, lmchat
 from devices import FakeGpus
 
 from turbomind import _C, Engine, InvalidRequest, ModelError
-from turbomind import device as device_module
-from turbomind.device import (
+from turbomind.config import device as device_module
+from turbomind.config.device import (
     DETERMINISTIC_VARIABLE,
     DEVICE_VARIABLE,
     SWITCH_VARIABLES,

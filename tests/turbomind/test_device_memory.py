@@ -13,7 +13,7 @@ import pytest
 from checkpoints import TINY, Zoo, prompt, reference_logits, relative, rounded
 
 from turbomind import _C, Engine, Handle, InvalidRequest
-from turbomind.defaults import CPU, EMULATED, GPU, CacheSize, defaults
+from turbomind.config.defaults import CPU, EMULATED, GPU, CacheSize, defaults
 from turbomind.machine import available_memory, parse_share, physical_memory
 
 Open = Callable[..., Engine]

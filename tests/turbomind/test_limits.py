@@ -13,8 +13,8 @@ from command import ENVIRONMENT, LMCHAT
 import lmchat
 import turbomind
 from lmchat.store.sqlite.sqlite_store import SqliteStore
+from turbomind.config.limits import explain_limits
 from turbomind.engine.pages import PageStore
-from turbomind.limits import explain_limits
 
 OPTIONS = {"dtype": "float32", "threads": 1, "cache_memory": "8MiB"}
 MOST = 40  # descriptors that an opening needs at most

@@ -12,7 +12,7 @@ from checkpoints import TINY, prompt
 
 import turbomind
 from turbomind import _C, InvalidRequest
-from turbomind.defaults import CPU, CacheSize
+from turbomind.config.defaults import CPU, CacheSize
 from turbomind.machine import available_memory, physical_cores, physical_memory
 
 MIB = 1 << 20
@@ -148,7 +148,7 @@ def made_config(tmp_path: Path) -> Path:
 
 
 def limited(monkeypatch: pytest.MonkeyPatch, available: int) -> None:
-    for module in ("turbomind.memory_budget", "turbomind.defaults"):
+    for module in ("turbomind.config.memory_budget", "turbomind.config.defaults"):
         monkeypatch.setattr(f"{module}.available_memory", lambda: available)
 
 
@@ -196,7 +196,7 @@ def test_a_cache_of_all_memory_fits_while_the_free_memory_shrinks(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = iter(range(400 * MIB, 0, -MIB))
-    for module in ("turbomind.memory_budget", "turbomind.defaults"):
+    for module in ("turbomind.config.memory_budget", "turbomind.config.defaults"):
         monkeypatch.setattr(f"{module}.available_memory", lambda: next(left))
     options = {"load_format": "dummy", "device": "cpu", "threads": 1}
     turbomind.Engine(config, cache_memory="100%", **options).close()
@@ -225,7 +225,7 @@ def test_the_default_cache_leaves_room_for_steps_and_the_host_tier(
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits come in pieces of 64 rows."""
-    monkeypatch.setattr("turbomind.memory_budget._LOGITS", 1)
+    monkeypatch.setattr("turbomind.config.memory_budget._LOGITS", 1)
 
 
 @pytest.mark.parametrize("reuse", [True, False])
@@ -238,7 +238,7 @@ def test_logits_in_pieces_are_those_of_one_piece(
     ) as engine:
         ids = prompt(250, engine.vocab_size)
         whole = engine.logits(ids, salt="one")
-        monkeypatch.setattr("turbomind.memory_budget._LOGITS", 1)
+        monkeypatch.setattr("turbomind.config.memory_budget._LOGITS", 1)
         before = engine.stats().tokens_prefilled
         pieces = list(engine.iter_logits(ids, salt="other", priority=1))
         assert [len(piece) for piece in pieces] == [64, 64, 64, 58]
@@ -271,7 +271,7 @@ def test_logits_that_do_not_fit_are_refused_with_their_size(
     ) as engine:
         ids = prompt(200, engine.vocab_size)
         needed = 4 * engine.vocab_size * (200 + 64)
-        monkeypatch.setattr("turbomind.memory_budget.available_memory", lambda: needed - 1)
+        monkeypatch.setattr("turbomind.config.memory_budget.available_memory", lambda: needed - 1)
         with pytest.raises(InvalidRequest, match="the logits of 200 tokens need .* iter_logits"):
             engine.logits(ids)
         assert sum(len(piece) for piece in engine.iter_logits(ids)) == 200

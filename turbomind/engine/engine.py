@@ -19,8 +19,11 @@ import numpy.typing as npt
 from typing_extensions import Unpack
 
 import turbomind._C as _C
-from turbomind.defaults import CacheSize
-from turbomind.device import device_name, gpu_options, is_automatic, model_fault, rank_count
+from turbomind.config.defaults import CacheSize
+from turbomind.config.device import device_name, gpu_options, is_automatic, model_fault, rank_count
+from turbomind.config.engine_options import core_options, thread_count
+from turbomind.config.limits import explain_limits
+from turbomind.config.memory_budget import check_gpu_memory, check_logits, check_memory, piece_rows
 from turbomind.engine.handle import Handle
 from turbomind.engine.inbox import Inbox
 from turbomind.engine.stats import GroupStats, RankStats, Stats
@@ -33,9 +36,7 @@ from turbomind.engine.tiers import (
     key_list,
     warn_of_last_saves,
 )
-from turbomind.engine_options import core_options, thread_count
 from turbomind.errors import EngineClosed, Error, InternalError, InvalidRequest, ModelError
-from turbomind.limits import explain_limits
 from turbomind.loading.loader import (
     ModelInfo,
     describe,
@@ -44,7 +45,6 @@ from turbomind.loading.loader import (
     unknown_fields_note,
 )
 from turbomind.loading.quantize import read_quantize
-from turbomind.memory_budget import check_gpu_memory, check_logits, check_memory, piece_rows
 from turbomind.params import (
     MAX_SIZE,
     REQUEST,
@@ -83,7 +83,7 @@ class Engine:
         device: "cpu"; "cuda" or "cuda:1", a GPU; "cuda:0,1", the GPU of each rank; "cuda_emulated",
             a GPU's kernels on the host, for tests; or "auto", which is $TURBOMIND_DEVICE, else the
             first `tp` GPUs if they work, but the CPU where `isa` or float32 is asked for
-            (turbomind/device.py).
+            (turbomind/config/device.py).
         dtype: Format of the weights in memory: "bfloat16", "float16", "float32" (not on a GPU), or
             "auto", the config's own (bfloat16 where it has none, and on a GPU in place of float32).
         quantize: Quantizes the matrices while they are loaded, on the CPU: "int8", symmetric with

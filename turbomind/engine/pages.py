@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 
 import turbomind._C as _C
+from turbomind.config.limits import explain_limits
 from turbomind.engine.tiers import parse_quota
-from turbomind.limits import explain_limits
 from turbomind.machine import parse_bytes
 
 PAGE_TOKENS = _C.PAGE_TOKENS

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lmchat.errors import StoreError, loggable
 from lmchat.store.sqlite.room import FULL, is_full, refusal
-from turbomind.limits import is_exhausted
+from turbomind.config.limits import is_exhausted
 
 _FILES = 4  # that a connection may open: file, log, its index, and the folder to sync it
 _NOT_WRITTEN = ("unable to open", "readonly", "read-only")

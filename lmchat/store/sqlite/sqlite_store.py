@@ -45,7 +45,7 @@ from lmchat.store.sqlite import (
 from lmchat.store.sqlite.database import Database, after_fork
 from lmchat.store.sqlite.search import Lists, Tags
 from lmchat.store.turns import Turn
-from turbomind.limits import explain_limits
+from turbomind.config.limits import explain_limits
 
 RELEASE_SECONDS = 0.25
 """Longest wait in `begin()` for an owner that still writes the KV pages of its last turn."""

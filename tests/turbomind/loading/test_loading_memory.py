@@ -16,8 +16,8 @@ from checkpoints import TINY
 from safetensors.numpy import save_file
 
 from turbomind import InvalidRequest, ModelError
+from turbomind.config.memory_budget import PACKING, check_parts, loading_parts
 from turbomind.loading.loader import describe, load
-from turbomind.memory_budget import PACKING, check_parts, loading_parts
 
 CPU_ONLY = pytest.mark.cpu_only("memory of a process on the CPU")
 ROWS, HIDDEN = 65536, 512  # of an embedding and a head; numpy took up to 200 MB to decode one

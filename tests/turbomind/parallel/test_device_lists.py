@@ -12,8 +12,8 @@ from devices import FakeGpus
 
 from cli.info import machine as machine_facts
 from turbomind import InvalidRequest
-from turbomind import device as device_module
-from turbomind.device import (
+from turbomind.config import device as device_module
+from turbomind.config.device import (
     DEVICE_VARIABLE,
     TP_VARIABLE,
     device_name,

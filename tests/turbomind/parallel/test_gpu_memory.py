@@ -13,10 +13,10 @@ from command import lmchat
 
 from cli.bench.measure import gpu_ceilings
 from turbomind import _C, InvalidRequest, describe
-from turbomind.defaults import EMULATED, CacheSize
-from turbomind.device import model_fault, ranks_by_gpu
+from turbomind.config.defaults import EMULATED, CacheSize
+from turbomind.config.device import model_fault, ranks_by_gpu
+from turbomind.config.memory_budget import check_gpu_memory
 from turbomind.loading.loader import ModelInfo
-from turbomind.memory_budget import check_gpu_memory
 
 pytestmark = pytest.mark.cpu_only("GPUs are named here")
 

@@ -15,7 +15,7 @@ from command import lmchat
 from devices import FakeGpus
 
 from turbomind import _C, Engine, Handle, InvalidRequest, ModelError
-from turbomind import device as device_module
+from turbomind.config import device as device_module
 
 pytestmark = pytest.mark.cpu_only("GPUs are named here")
 

@@ -12,8 +12,8 @@ from checkpoints import TINY
 from command import lmchat
 
 from turbomind import _C, Engine, describe
-from turbomind.defaults import CacheSize
-from turbomind.memory_budget import check_memory, parts_of
+from turbomind.config.defaults import CacheSize
+from turbomind.config.memory_budget import check_memory, parts_of
 
 pytestmark = pytest.mark.cpu_only("test_gpu_ranks.py has engines on GPUs")
 

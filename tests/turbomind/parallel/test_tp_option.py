@@ -10,7 +10,7 @@ import pytest
 from checkpoints import TINY
 
 from turbomind import _C, Engine, InvalidRequest, describe
-from turbomind.device import TP_VARIABLE
+from turbomind.config.device import TP_VARIABLE
 
 pytestmark = pytest.mark.cpu_only("weights that ranks on the CPU share")
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import turbomind._C as _C
-from turbomind.defaults import CacheSize, pool_bytes
-from turbomind.device import gpu_note, ranks_by_gpu
+from turbomind.config.defaults import CacheSize, pool_bytes
+from turbomind.config.device import gpu_note, ranks_by_gpu
 from turbomind.errors import InvalidRequest
 from turbomind.loading.loader import ModelInfo
 from turbomind.machine import available_memory

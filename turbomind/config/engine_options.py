@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import turbomind._C as _C
-from turbomind.defaults import CacheSize, defaults
+from turbomind.config.defaults import CacheSize, defaults
 from turbomind.errors import InvalidRequest
 from turbomind.machine import physical_cores
 from turbomind.params import MAX_SIZE, integer, set_option
