@@ -20,7 +20,7 @@ from lmchat.bundled import bundled_model
 from lmchat.text.model_text import folder_has_tokenizer
 from turbomind import _C, Engine
 from turbomind.errors import InvalidRequest
-from turbomind.files.gguf import is_gguf
+from turbomind.gguf.file import is_gguf
 
 from ..facts import PAGE_TOKENS
 from ..terminal.tables import ReportPrinter, figures

@@ -1,5 +1,6 @@
-"""Files of tensors: safetensors and GGUF. Headers are checked here, tensors are read by the core.
+"""Files of tensors: safetensors, and what all formats share. Headers are checked here, tensors are
+read by the core.
 
-Not here: what the tensors are for (`turbomind.loading`) and how codes are stored
-(`turbomind.quant`).
+Not here: GGUF files (`turbomind.gguf`), what the tensors are for (`turbomind.loading`) and how
+codes are stored (`turbomind.quant`).
 """

@@ -15,8 +15,9 @@ from typing import Any
 import turbomind._C as _C
 from turbomind.errors import InvalidRequest, ModelError, NotFound
 from turbomind.files.checkpoint import Checkpoint, CheckpointFiles
-from turbomind.files.gguf import GgufFile, is_gguf
-from turbomind.loading import gguf_config, gguf_tensors
+from turbomind.gguf import fields as gguf_config
+from turbomind.gguf import tensors as gguf_tensors
+from turbomind.gguf.file import GgufFile, is_gguf
 from turbomind.loading.digests import full_digest
 from turbomind.loading.heads import own_head
 from turbomind.loading.hub import resolve

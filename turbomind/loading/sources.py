@@ -9,11 +9,11 @@ from pathlib import Path
 import turbomind._C as _C
 from turbomind.errors import ModelError
 from turbomind.files.checkpoint import CheckpointFiles
-from turbomind.files.gguf import GgufFile
-from turbomind.loading import gguf_tensors
+from turbomind.gguf import tensors as gguf_tensors
+from turbomind.gguf.file import GgufFile
+from turbomind.gguf.scheme import GgufScheme
 from turbomind.loading.heads import only_head
 from turbomind.models import Description, Family, Quantization, Rows
-from turbomind.quant.gguf import GgufScheme
 from turbomind.quant.scheme import Scheme
 from turbomind.quant.schemes import scheme_of
 from turbomind.shown import shown_name

@@ -21,8 +21,8 @@ from lmchat.text.formats import added_tokens, gguf_pieces, sentencepiece_model
 from lmchat.text.spellings import is_mark
 from lmchat.text.template import ChatTemplate
 from lmchat.text.tokenizer import Tokenizer
-from turbomind.files.gguf import GgufFile
-from turbomind.loading.gguf_config import end_tokens
+from turbomind.gguf.fields import end_tokens
+from turbomind.gguf.file import GgufFile
 
 _log = logging.getLogger(__name__)
 _KEY = "tokenizer.ggml."

@@ -7,7 +7,7 @@ from tokenizers import pre_tokenizers
 
 from lmchat.text.formats.gguf_pieces import CHARACTERS, PIECES
 from lmchat.text.formats.gguf_tokenizer import read_tokenizer
-from turbomind.files.gguf import GgufFile
+from turbomind.gguf.file import GgufFile
 
 TEXTS = (
     "I'm 1234567 years old, ISN'T it?  \n\n  Yes!",

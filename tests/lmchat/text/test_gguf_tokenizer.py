@@ -23,7 +23,7 @@ from lmchat.text.formats.gguf_tokenizer import (
 )
 from lmchat.text.template import ChatTemplate
 from lmchat.text.tokenizer import Tokenizer
-from turbomind.files.gguf import GgufFile
+from turbomind.gguf.file import GgufFile
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 OPTIONS = {"threads": 1, "cache_memory": "32MiB", "store": "memory"}

@@ -9,16 +9,12 @@ import numpy as np
 import turbomind._C as _C
 from turbomind.files.checkpoint import DTYPES
 from turbomind.files.weight_file import Tensor, WeightFile
+from turbomind.gguf.blocks import KINDS, MXFP4, READ, codes_and_exponents
 from turbomind.models import Rows
 from turbomind.models.description import ZEROS
 from turbomind.quant.codes import CodeKind
 from turbomind.quant.mxfp4 import widened
 from turbomind.quant.scheme import Array, Scheme
-
-KINDS = {name: CodeKind(*facts) for name, facts in _C.block_formats()}
-MXFP4 = "MXFP4"
-READ = (*DTYPES, MXFP4, *KINDS)
-"""Types of matrices that are read."""
 
 
 class GgufScheme(Scheme):
@@ -58,12 +54,4 @@ class GgufScheme(Scheme):
         length = (tensor.end - tensor.begin) // (math.prod(tensor.shape) // math.prod(row.part))
         first = tensor.begin + (row.index or 0) * length
         blocks = np.frombuffer(file.read(first, first + length), np.uint8)
-        return widened(*_codes_and_exponents(blocks.reshape(row.part[0], -1, 17))), "bfloat16"
-
-
-def _codes_and_exponents(blocks: Array) -> tuple[Array, Array]:
-    """Returns blocks of MXFP4, [rows, blocks, 17], in the arrangement of `quant.mxfp4`."""
-    words = np.ascontiguousarray(blocks[:, :, 1:]).view("<u2")  # low halves come first
-    low = (words & 0x0F) | (words >> 4 & 0xF0)
-    high = (words >> 4 & 0x0F) | (words >> 8 & 0xF0)
-    return np.concatenate([low, high], axis=2).astype(np.uint8), blocks[:, :, 0].copy()
+        return widened(*codes_and_exponents(blocks.reshape(row.part[0], -1, 17))), "bfloat16"

@@ -20,14 +20,14 @@ from typing import Any
 import numpy as np
 
 from turbomind.errors import ModelError
-from turbomind.files.gguf import Array, GgufFile
-from turbomind.loading.gguf_architectures import (
+from turbomind.gguf.architectures import (
     ARCHITECTURES,
     DIVISORS,
     Architecture,
     table,
     wrong,
 )
+from turbomind.gguf.file import Array, GgufFile
 from turbomind.models import Description
 from turbomind.models.config import Fields
 from turbomind.models.reference import gguf_keys

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from turbomind.errors import ModelError
-from turbomind.files.gguf import GgufFile
+from turbomind.gguf.file import GgufFile
 
 Values = dict[str, Any]
 

@@ -15,7 +15,7 @@ from checkpoints import MODELS, SMALL, Zoo, make_model, prompt, relative
 
 import turbomind
 from turbomind import ModelError
-from turbomind.files.gguf import GgufFile
+from turbomind.gguf.file import GgufFile
 from turbomind.loading.loader import describe
 
 Open = Callable[..., turbomind.Engine]

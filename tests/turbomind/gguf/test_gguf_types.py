@@ -15,10 +15,10 @@ from divergences import divergence, round_to_int8
 
 import turbomind
 from turbomind import _C, InvalidRequest, ModelError
-from turbomind.files.gguf import GgufFile
-from turbomind.loading.gguf_tensors import tensor_name
+from turbomind.gguf.blocks import KINDS
+from turbomind.gguf.file import GgufFile
+from turbomind.gguf.tensors import tensor_name
 from turbomind.loading.loader import describe, fingerprint
-from turbomind.quant.gguf import KINDS
 
 Open = Callable[..., turbomind.Engine]
 Type = gguf.GGMLQuantizationType

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from turbomind.files.gguf import GgufFile
-from turbomind.loading.gguf_config import ENCODER_TENSORS, architecture_of
+from turbomind.gguf.fields import ENCODER_TENSORS, architecture_of
+from turbomind.gguf.file import GgufFile
 from turbomind.models import Description, Family, Rows
 from turbomind.models.description import ZEROS
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import turbomind
 from turbomind import ModelError, NotFound
-from turbomind.files.gguf import GgufFile
+from turbomind.gguf.file import GgufFile
 from turbomind.loading.loader import describe, fingerprint
 
 Open = Callable[..., turbomind.Engine]
