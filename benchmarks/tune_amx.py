@@ -5,8 +5,8 @@
 
 Measures every chunk of K, stationary operand and kind of load on the products of a prompt, then the
 epilogues with the fastest order. That takes about 5 minutes. The result goes under the processor's
-name into turbomind/tile_orders.json, which engines read when they load a model; with --table it
-goes elsewhere. Every order gives the same bits. Nothing else should run meanwhile.
+name into turbomind/loading/tile_orders.json, which engines read when they load a model; with
+--table it goes elsewhere. Every order gives the same bits. Nothing else should run meanwhile.
 
 `--emulated` computes tiny products with emulated tiles, to try the command on a machine without
 AMX. It stores nothing unless --table names a file.
@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from turbomind import _C
+from turbomind.loading.tile_orders import FIELDS, TABLE, read_table
 from turbomind.machine import physical_cores
-from turbomind.tile_orders import FIELDS, TABLE, read_table
 
 # [m, n, k] of 512 rows with the projections of a 0.5B model (qkv, o, gate and up, down) and with
 # gate and up of a 1B model.

@@ -12,7 +12,7 @@ from runner_protocol import MAX_CONTEXT, SLACK_TOKENS, ChatRunner, Runner, serve
 
 import turbomind
 from turbomind import _C
-from turbomind.tile_orders import tile_order
+from turbomind.loading.tile_orders import tile_order
 
 CEILING_SECONDS = 0.5
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}

@@ -11,8 +11,8 @@ from rich.table import Table
 from turbomind import _C, Engine
 from turbomind.errors import InvalidRequest
 from turbomind.loading.loader import ModelInfo
+from turbomind.loading.tile_orders import tile_order
 from turbomind.machine import physical_cores
-from turbomind.tile_orders import tile_order
 
 from .. import facts
 from ..terminal.tables import ReportPrinter, figures

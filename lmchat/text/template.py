@@ -21,7 +21,7 @@ import jinja2.runtime
 from lmchat.text.template_limits import LimitExceeded, Limits, describe, metered
 from lmchat.text.template_sandbox import LimitedEnvironment
 from turbomind.errors import InvalidRequest, ModelError
-from turbomind.models.config import read_json
+from turbomind.files.json_file import read_json
 
 _MAX_SOURCE = 1 << 19  # characters; the longest real one has 17 thousand
 

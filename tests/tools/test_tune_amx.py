@@ -17,7 +17,7 @@ import turbomind
 from turbomind import _C
 from turbomind.errors import InvalidRequest
 from turbomind.loading import loader
-from turbomind.tile_orders import FIELDS, TABLE, tile_order
+from turbomind.loading.tile_orders import FIELDS, TABLE, tile_order
 
 ORDER = {"chunk_k_blocks": 3, "stays": "rows", "stream": True}
 needs_emulation = pytest.mark.skipif(

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from turbomind.errors import ModelError
+from turbomind.files.json_file import read_json
 from turbomind.files.weight_file import MAX_TENSORS, Tensor, WeightFile
-from turbomind.models.config import read_json
 from turbomind.shown import shown, shown_name
 
 # Formats a weight can be read from: name in the file -> (name in the core, bytes per element).

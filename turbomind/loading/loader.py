@@ -15,6 +15,7 @@ from typing import Any
 import turbomind._C as _C
 from turbomind.errors import InvalidRequest, ModelError, NotFound
 from turbomind.files.checkpoint import Checkpoint, CheckpointFiles
+from turbomind.files.json_file import read_json
 from turbomind.gguf import fields as gguf_config
 from turbomind.gguf import tensors as gguf_tensors
 from turbomind.gguf.file import GgufFile, is_gguf
@@ -23,12 +24,12 @@ from turbomind.loading.heads import own_head
 from turbomind.loading.hub import resolve
 from turbomind.loading.quantize import Quantize, format_names
 from turbomind.loading.sources import Sources, open_sources
+from turbomind.loading.tile_orders import tile_order
 from turbomind.models import Description, Family, Quantization, family_of
-from turbomind.models.config import read_json, token_id_list
+from turbomind.models.config import token_id_list
 from turbomind.models.quantization import quantization_beside, quantization_of
 from turbomind.quant.schemes import scheme_of
 from turbomind.shown import shown_name
-from turbomind.tile_orders import tile_order
 
 WEIGHT_DTYPES = ("bfloat16", "float16", "float32")
 KV_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}

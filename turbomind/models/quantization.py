@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from turbomind.errors import ModelError
-from turbomind.models.config import Fields, read_json
+from turbomind.files.json_file import read_json
+from turbomind.models.config import Fields
 
 QUANT_METHODS = ("awq", "gptq", "auto-round", "compressed-tensors", "mxfp4")
 """Values of `quant_method` that `turbomind.quant` reads."""

@@ -16,7 +16,7 @@ import tokenizers
 from lmchat.errors import ModelError
 from lmchat.text.spellings import is_mark
 from lmchat.text.template import special_tokens
-from turbomind.models.config import read_json
+from turbomind.files.json_file import read_json
 
 _FLAGS = ("lstrip", "rstrip", "single_word", "normalized")
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
