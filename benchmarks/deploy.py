@@ -54,7 +54,7 @@ from deployment import (  # noqa: E402
 from web_page import SLOW, slow_model  # noqa: E402
 
 from lmchat import bundled  # noqa: E402
-from lmchat.cli.deploy import proxy  # noqa: E402
+from lmchat.deploy import proxy  # noqa: E402
 
 CHAT = "/v1/chat/completions"
 PROBE_SECONDS = 0.05

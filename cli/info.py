@@ -17,6 +17,7 @@ from lmchat.errors import StoreError
 from lmchat.store.data_directory import data_place
 from turbomind import _C
 from turbomind.config.defaults import CacheSize
+from turbomind.config.described import described
 from turbomind.config.device import (
     device_name,
     gpu_fault,
@@ -31,7 +32,7 @@ from turbomind.machine import physical_cores
 from turbomind.models import Description
 
 from . import facts
-from .options import Device, GroupSize, Head, Json, Quantize, Tp, described
+from .options import Device, GroupSize, Head, Json, Quantize, Tp
 from .terminal.texts import human_bytes
 
 if TYPE_CHECKING:

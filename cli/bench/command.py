@@ -14,6 +14,7 @@ import typer
 
 from lmchat.bundled import find_model
 from turbomind import _C
+from turbomind.config.described import chosen_gpus, described
 from turbomind.config.device import device_name
 from turbomind.errors import InvalidRequest
 from turbomind.machine import physical_cores
@@ -24,8 +25,6 @@ from ..options import (
     Device,
     Json,
     Model,
-    chosen_gpus,
-    described,
     with_engine_options,
 )
 from .serving.command import serve

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from turbomind import Engine
+from turbomind.config.described import described
 from turbomind.errors import InvalidRequest
 from turbomind.loading.loader import ModelInfo
 
 from .. import facts
-from ..options import described
 from . import workload
 from .disk import disk_facts, scratch
 from .measure import GREEDY, first_token

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from turbomind import Engine, Handle
+from turbomind.config.described import described
 from turbomind.errors import InvalidRequest
 from turbomind.loading.loader import ModelInfo
 
-from ..options import described
 from ..terminal.tables import ReportPrinter, figures
 from . import kv_tiers_bench, kv_tiers_view
 from .measure import GREEDY, first_token

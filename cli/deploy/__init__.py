@@ -1,15 +1,4 @@
-"""`lmchat deploy`: several `lmchat serve` processes (replicas) behind HAProxy.
+"""`lmchat deploy`: the commands, and the options of `serve` that are passed on.
 
-- `command`: the commands, and the options of `serve` that are passed on.
-- `placement`: the cores, GPUs and memory of each replica.
-- `launcher`: starts the replicas and the proxy, reports on them and ends them.
-- `process`: one child process, which is started again when it ends.
-- `liveness`: whether a process does anything, and waits that end.
-- `proxy`: HAProxy's program and configuration.
-- `printed`: files for other supervisors.
-- `registry`: the one deployment of a data directory, and requests to its launcher.
-
-What a replica has from its launcher is in `cli.serve.replica`.
-
-Not here: what replicas share and how a session moves between them (`lmchat.store`).
+Not here: what a deployment is and does (`lmchat.deploy`).
 """

@@ -6,6 +6,7 @@ import enum
 import functools
 import inspect
 import json
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +22,7 @@ from ..serve.options import example
 from ..web import check_page, usage
 
 if TYPE_CHECKING:
-    from .placement import Place
+    from lmchat.deploy.placement import Place
 
 _COLUMNS = ("replica", "pid", "state", "device", "restarts", "running")
 _ALONE = ("uds", "api_key")
@@ -122,7 +123,7 @@ def start(
       lmchat deploy ./model --replicas 2 --web
       lmchat deploy ./model --replicas 2 --print systemd > units.sh
     """
-    from .placement import places
+    from lmchat.deploy.placement import places
 
     serving = checked(**options, uds=None, api_key=None)
     if web:
@@ -130,15 +131,24 @@ def start(
     if not start_seconds > 0:
         raise InvalidRequest(f"--start-seconds is {start_seconds}, expected more than 0")
     found = places(replicas, serving.model, serving.options)
-    arguments = ["web" if web else "serve", *_given(context)]
+    program = [sys.executable, "-m", "lmchat.cli"]
+    arguments = [*program, "web" if web else "serve", *_given(context)]
     if print_ is None:
         _run(serving, found, arguments, web, start_seconds)
     else:
-        from .printed import printed
+        from lmchat.deploy.printed import printed
 
         address, config = (serving.host, serving.port), serving.config
-        text = printed(print_.value, found, arguments, *address, config, web, start_seconds)
+        page = _page_paths(web)
+        text = printed(print_.value, found, arguments, *address, config, page, start_seconds)
         typer.echo(text)
+
+
+def _page_paths(web: bool) -> str:
+    """Returns the pattern of the page's paths, "" for replicas without the page."""
+    from lmchat.webui.paths import APP, FILES
+
+    return f"{APP}|{FILES}" if web else ""
 
 
 def _given(context: typer.Context) -> list[str]:
@@ -169,12 +179,11 @@ def _run(
     from pathlib import PurePath
 
     from lmchat.bundled import name_of
+    from lmchat.deploy.launcher import Common, Launcher, Replica
+    from lmchat.deploy.proxy import program
+    from lmchat.deploy.registry import claimed
     from lmchat.server.http.sockets import tcp_sockets, url_of
     from lmchat.server.logs import written
-
-    from .launcher import Common, Launcher, Replica
-    from .proxy import program
-    from .registry import claimed
 
     drop_unread_output()
     haproxy, config = program(), serving.config
@@ -192,7 +201,7 @@ def _run(
             say(f"lmchat serves {name} at {url}{config.root_path}\n{first}")
 
         replicas = [Replica(number, common, place) for number, place in enumerate(found, start=1)]
-        launcher = Launcher(claim, haproxy, bound, replicas, common, config, web)
+        launcher = Launcher(claim, haproxy, bound, replicas, common, config, _page_paths(web))
         asyncio.run(launcher.run(about, opened))
 
 
@@ -211,7 +220,7 @@ def status(
       lmchat deploy status --json
       lmchat deploy status --targets > /etc/prometheus/lmchat.json
     """
-    from .registry import status as ask
+    from lmchat.deploy.registry import status as ask
 
     found = ask()
     if as_json or targets:
@@ -254,7 +263,7 @@ def restart(
       lmchat deploy restart
       lmchat deploy restart 2
     """
-    from .registry import restart as ask
+    from lmchat.deploy.registry import restart as ask
 
     for step in ask(replica):
         say(step)
@@ -274,7 +283,7 @@ def stop(
       lmchat deploy stop
       lmchat deploy stop --now
     """
-    from .registry import stop as ask
+    from lmchat.deploy.registry import stop as ask
 
     for step in ask(now):
         say(step)

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lmchat.bundled import find_model
+from lmchat.deploy.replica import check_weights
 from lmchat.errors import InvalidRequest
 
 from ..errors import INTERRUPTED, note
 from ..options import DiskQuota, Model, with_engine_options
 from ..output import drop_unread_output, say
 from .options import Usage, config_of, engine_options, example, log_level
-from .replica import check_weights
 
 if TYPE_CHECKING:
     from lmchat import AsyncChatEngine

@@ -10,13 +10,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from lmchat.deploy.replica import with_launcher_key
 from lmchat.errors import InvalidRequest
 from lmchat.server.config import Limits, ServerConfig
 from lmchat.server.http.keys import collect
 from lmchat.server.http.sockets import is_loopback
 from turbomind.machine import parse_bytes
-
-from .replica import with_launcher_key
 
 Usage = Callable[[str, "Path | None", str, bool], str]
 """Returns how the server is used, from its URL, its Unix socket, the model's name for clients, and

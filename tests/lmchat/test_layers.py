@@ -21,6 +21,7 @@ LAYERS = (
     "aio",
     "client",
     "server",
+    "deploy",
 )
 """Layers from the lowest to the highest. Other modules are helpers of any layer."""
 

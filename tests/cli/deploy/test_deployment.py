@@ -28,7 +28,7 @@ from deployment import (
 )
 
 import lmchat
-from lmchat.cli.deploy import registry
+from lmchat.deploy import registry
 
 pytestmark = needs_haproxy
 

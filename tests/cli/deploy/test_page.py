@@ -12,7 +12,7 @@ import stores
 from deployment import deployed, needs_haproxy
 from web_page import SLOW, Tab, browser, slow_model
 
-from lmchat.cli.deploy import proxy
+from lmchat.deploy import proxy
 
 pytest.importorskip("gradio")
 pytest.importorskip("playwright.sync_api")

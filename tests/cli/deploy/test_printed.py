@@ -18,8 +18,8 @@ from deployment import needs_haproxy
 from typer.testing import CliRunner
 
 from lmchat.cli.app import app
-from lmchat.cli.deploy import printed, proxy
-from lmchat.cli.deploy.placement import Place
+from lmchat.deploy import printed, proxy
+from lmchat.deploy.placement import Place
 from lmchat.errors import Error, InvalidRequest
 from lmchat.server.config import ServerConfig
 
@@ -228,16 +228,14 @@ def test_words_pass_as_they_are_and_a_gpu_is_named(tmp_path, monkeypatch, data_d
     monkeypatch.setattr(printed, "program", lambda: "/usr/sbin/haproxy")
     places = [Place(frozenset({n}), f"GPU {n}", str(5 + n)) for n in (0, 1)]
     model = "./a model%i \\ \"quoted\" 'it' $HOME ${RUNTIME_DIRECTORY} ; é"
-    arguments = ["serve", model, "--limit=body=1MiB", ""]
+    arguments = ["lmchat", "serve", model, "--limit=body=1MiB", ""]
 
     def printed_with(words):
-        return printed.printed(
-            "systemd", places, words, "localhost", 80, ServerConfig(), False, 9.5
-        )
+        return printed.printed("systemd", places, words, "localhost", 80, ServerConfig(), "", 9.5)
 
     subprocess.run(["sh", "-s", tmp_path], input=printed_with(arguments), text=True, check=True)
     unit = Unit(tmp_path, "lmchat@.service", "2", "/run/lmchat")
-    assert unit.command("ExecStart")[3:] == [*arguments, "--uds=/run/lmchat/replica-2"]
+    assert unit.command("ExecStart") == [*arguments, "--uds=/run/lmchat/replica-2"]
     assert unit.one("TimeoutStartSec") == "10"
     assert unit.environment["CUDA_VISIBLE_DEVICES"] == "6"
     assert unit.environment["LMCHAT_HOME"] == str(data_dir)

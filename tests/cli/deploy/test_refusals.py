@@ -9,7 +9,7 @@ from devices import FakeGpus
 from typer.testing import CliRunner
 
 from lmchat.cli.app import app
-from lmchat.cli.deploy import placement, proxy, registry
+from lmchat.deploy import placement, proxy, registry
 from lmchat.errors import Error, InvalidRequest, NotFound
 
 
@@ -20,7 +20,7 @@ def started(monkeypatch):
     def refuse(*_arguments, **_options):
         raise AssertionError("a process was started")
 
-    monkeypatch.setattr("lmchat.cli.deploy.process.Process.supervise", refuse)
+    monkeypatch.setattr("lmchat.deploy.process.Process.supervise", refuse)
 
 
 def refused(*arguments):
@@ -97,7 +97,7 @@ def test_more_replicas_than_gpus_are_refused(monkeypatch):
     class Gpu:
         kind = "cuda"
 
-    monkeypatch.setattr("lmchat.cli.deploy.placement._C.gpu_devices", lambda: [Gpu(), Gpu()])
+    monkeypatch.setattr("lmchat.deploy.placement._C.gpu_devices", lambda: [Gpu(), Gpu()])
     monkeypatch.delenv("TURBOMIND_DEVICE")
     assert "--replicas is 3, expected at most 2, the number of GPUs" in refused("--replicas", "3")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")

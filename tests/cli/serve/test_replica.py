@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from lmchat.cli.serve import replica
+from lmchat.deploy import replica
 from lmchat.errors import ModelError
 
 KEY = "k" * 32

@@ -15,8 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from lmchat.cli.app import app
-from lmchat.cli.deploy import proxy, registry
-from lmchat.cli.deploy.proxy import program
+from lmchat.deploy import proxy, registry
+from lmchat.deploy.proxy import program
 from lmchat.errors import InvalidRequest
 
 

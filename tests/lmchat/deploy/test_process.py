@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from lmchat.cli.deploy import process
-from lmchat.cli.deploy.process import Process
+from lmchat.deploy import process
+from lmchat.deploy.process import Process
 from lmchat.errors import InternalError
 
 ENDLESS = ["sleep", "1000"]

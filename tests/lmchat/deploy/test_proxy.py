@@ -12,11 +12,13 @@ import httpx
 import pytest
 from deployment import needs_haproxy
 
-from lmchat.cli.deploy import proxy
+from lmchat.deploy import proxy
 from lmchat.errors import InvalidRequest
 from lmchat.server.config import Limits, ServerConfig
+from lmchat.webui.paths import APP, FILES
 
 ID = "0123456789abcdef0123456789abcdef"
+PATTERN = f"{APP}|{FILES}"
 
 
 class Stub:
@@ -80,7 +82,7 @@ def behind_haproxy(folder, config):
         bound.bind(("127.0.0.1", 0))
         file = folder / "cfg"
         address, port = f"fd@{bound.fileno()}", bound.getsockname()[1]
-        file.write_text(proxy.configuration(folder, 3, address, port, config, web=True))
+        file.write_text(proxy.configuration(folder, 3, address, port, config, PATTERN))
         process = subprocess.Popen(
             [proxy.program(), "-db", "-f", str(file)],
             pass_fds=[bound.fileno()], stderr=subprocess.PIPE, text=True,

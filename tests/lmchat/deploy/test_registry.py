@@ -14,7 +14,7 @@ from pathlib import Path
 import command
 import pytest
 
-from lmchat.cli.deploy import registry
+from lmchat.deploy import registry
 from lmchat.errors import Error, InvalidRequest, StoreError
 from lmchat.store.temporary import remove_leftovers
 
@@ -143,7 +143,7 @@ def test_a_data_directory_that_another_launcher_has_is_not_taken_back(data_dir):
 def test_the_locks_of_a_launcher_that_was_killed_keep_no_other_from_starting(data_dir):
     """Also while its replicas still run."""
     code = (
-        "import subprocess; from lmchat.cli.deploy import registry as r\n"
+        "import subprocess; from lmchat.deploy import registry as r\n"
         "with r.claimed() as c: print(c.folder, flush=True); subprocess.run(['cat'])"
     )
     with subprocess.Popen(

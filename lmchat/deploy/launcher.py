@@ -19,17 +19,24 @@ from typing import Any, NoReturn
 
 import httpx
 
+from lmchat.deploy.liveness import within
+from lmchat.deploy.placement import LAST_SECONDS, Place
+from lmchat.deploy.process import CHECK_SECONDS, Process
+from lmchat.deploy.proxy import (
+    admin_of,
+    check,
+    configuration,
+    drain,
+    resume,
+    socket_of,
+    wait_until_up,
+)
+from lmchat.deploy.registry import CONTROL, Claim
+from lmchat.deploy.replica import environment
 from lmchat.errors import Error, InternalError, InvalidRequest
 from lmchat.server.config import ServerConfig
 from lmchat.server.http.sockets import BACKLOG, keep_listening, unix_socket
 from lmchat.server.signals import ending_signals
-
-from ..serve.replica import environment
-from .liveness import within
-from .placement import LAST_SECONDS, Place
-from .process import CHECK_SECONDS, Process
-from .proxy import admin_of, check, configuration, drain, resume, socket_of, wait_until_up
-from .registry import CONTROL, Claim
 
 log = logging.getLogger("lmchat.deploy")
 
@@ -47,7 +54,7 @@ class Common:
 
     Attributes:
         folder: the launcher's private folder.
-        arguments: their command line after `lmchat`.
+        arguments: their command line, the program first.
         key: the launcher's API key.
         weights: the descriptor of a file with the fingerprint of their weights.
         start_seconds: time in which one has to be ready.
@@ -124,7 +131,7 @@ class Launcher:
         replicas: its replicas.
         common: what they have in common.
         config: the configuration of each replica.
-        web: whether they serve the chat page.
+        page: pattern of the paths of the chat page; "" without it.
     """
 
     def __init__(
@@ -135,7 +142,7 @@ class Launcher:
         replicas: Sequence[Replica],
         common: Common,
         config: ServerConfig,
-        web: bool,
+        page: str,
     ) -> None:
         self._claim, self._bound, self._replicas, self._common = claim, bound, replicas, common
         self._drain_seconds = config.drain_seconds
@@ -149,7 +156,7 @@ class Launcher:
         port = bound[0].getsockname()[1]
         commands = f"fd@{self._commands.fileno()}"
         text = configuration(
-            claim.folder, len(replicas), address, port, config, web, admin=commands
+            claim.folder, len(replicas), address, port, config, page, admin=commands
         )
         file = claim.folder / "haproxy.cfg"
 

@@ -9,15 +9,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from lmchat.deploy.placement import LAST_SECONDS, Place
+from lmchat.deploy.process import SILENT_SECONDS
+from lmchat.deploy.proxy import configuration, program
 from lmchat.errors import InvalidRequest
 from lmchat.server.config import ServerConfig
 from lmchat.server.http.keys import VARIABLE
 from lmchat.server.http.sockets import addresses_of
 from lmchat.store.data_directory import data_dir
-
-from .placement import LAST_SECONDS, Place
-from .process import SILENT_SECONDS
-from .proxy import configuration, program
 
 _FOLDER = "${RUNTIME_DIRECTORY}"  # systemd sets the variable
 _DEFAULT = "/run/lmchat"
@@ -98,7 +97,7 @@ def printed(
     host: str,
     port: int,
     config: ServerConfig,
-    web: bool,
+    page: str,
     start_seconds: float,
 ) -> str:
     """Returns HAProxy's configuration, or a script of the shell that writes units of systemd.
@@ -106,11 +105,11 @@ def printed(
     Args:
         kind: "haproxy" or "systemd".
         places: what each replica computes on.
-        arguments: the command line of a replica after `lmchat`.
+        arguments: the command line of a replica, the program first.
         host: what HAProxy listens on.
         port: its port.
         config: the configuration of each replica.
-        web: whether they serve the chat page.
+        page: pattern of the paths of the chat page; "" without it.
         start_seconds: time in which a replica has to be ready.
 
     Raises:
@@ -120,7 +119,7 @@ def printed(
         raise InvalidRequest(f"--port is {port}, expected 1 to 65535 for a file")
     address = ",".join(addresses_of(host, port))
     head = f"global\n    presetenv RUNTIME_DIRECTORY {_DEFAULT}\n"
-    proxy = head + configuration(_FOLDER, len(places), address, port, config, web)
+    proxy = head + configuration(_FOLDER, len(places), address, port, config, page)
     if kind == "haproxy":
         return proxy
     files = _units(places, arguments, address, config.drain_seconds, start_seconds)
@@ -157,7 +156,7 @@ def _units(
             command=f"{_line(places[0].command(arguments))} --uds={_FOLDER}/replica-%i",
             silent=round(SILENT_SECONDS),
             start=math.ceil(start_seconds) if start_seconds < math.inf else "infinity",
-            proxy=_line([sys.executable, "-m", "lmchat.cli.deploy.proxy"]),
+            proxy=_line([sys.executable, "-m", "lmchat.deploy.proxy"]),
             folder=_FOLDER,
             stop=round(drain_seconds + LAST_SECONDS),
         ),

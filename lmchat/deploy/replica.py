@@ -1,6 +1,6 @@
 """What a replica has in common with the launcher of its deployment: a key, and the weights.
 
-The launcher (`cli.deploy`) sets variables in the environment of its replicas. Its key does not
+The launcher sets variables in the environment of its replicas. Its key does not
 change when the users' keys are rotated.
 """
 

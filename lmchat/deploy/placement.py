@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ import turbomind._C as _C
 from lmchat.bundled import find_model
 from lmchat.errors import InvalidRequest
 from lmchat.generation.admission import check_queue
+from turbomind.config.described import described
 from turbomind.config.device import gpu_options, named_device, rank_count
 from turbomind.config.engine_options import core_options, thread_count
 from turbomind.config.memory_budget import attention_bytes, check_parts, loading_parts, parts_of
@@ -20,8 +20,6 @@ from turbomind.engine.tiers import Tiers
 from turbomind.loading.loader import check_load_format
 from turbomind.loading.quantize import read_quantize
 from turbomind.machine import available_memory, cores, physical_cores
-
-from ..options import described
 
 LAST_SECONDS = 60.0
 """Time for a replica that ends, after its time to drain: it writes its pages."""
@@ -53,9 +51,9 @@ class Place:
         return {"PYTHONSAFEPATH": "1"} | ({_VISIBLE: self.visible} if self.visible else {})
 
     def command(self, arguments: Sequence[str]) -> list[str]:
-        """Returns its command line without --uds, from the words after `lmchat`."""
+        """Returns its command line without --uds, from that of any replica."""
         cache = [f"--cache-memory={self.cache_memory}"] if self.cache_memory else []
-        return [sys.executable, "-m", "lmchat.cli", *arguments, *cache]
+        return [*arguments, *cache]
 
 
 def places(replicas: int, model: str | None, options: Mapping[str, Any]) -> list[Place]:

@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+from lmchat.deploy.liveness import within
 from lmchat.errors import InternalError, InvalidRequest
 from lmchat.server.config import ServerConfig
 from lmchat.server.errors import HttpError, error_object
@@ -24,9 +25,6 @@ from lmchat.server.http.protocol import (
     ASK_TIMES,
     vanish_seconds,
 )
-from lmchat.webui.paths import APP, FILES
-
-from .liveness import within
 
 OLDEST = (2, 6)
 _OTHER_FILES = 256
@@ -115,7 +113,7 @@ backend page
 # What a page's tabs wait for is in the memory of one replica. The cookie is not Strict: a link from
 # another site would open the page without it, and move all tabs of the browser. A cookie holds for
 # all ports of a host, so its name has this one.
-_PAGE = f"use_backend page if {{ path_reg '^({APP}|{FILES})$' }}"
+_PAGE = "use_backend page if {{ path_reg '^({page})$' }}"
 
 # Answers that are HAProxy's own, for programs in a browser whose origin is allowed.
 _ORIGINS = """\
@@ -179,7 +177,7 @@ def configuration(
     address: str,
     port: int,
     config: ServerConfig,
-    web: bool,
+    page: str,
     admin: str | None = None,
 ) -> str:
     """Returns HAProxy's configuration.
@@ -190,7 +188,8 @@ def configuration(
         address: what HAProxy listens on, as in a line `bind`.
         port: its port.
         config: the configuration of each replica.
-        web: whether they serve the chat page.
+        page: pattern of the paths of the chat page that they serve, an extended regular expression
+            of POSIX; "" without a page.
         admin: an inherited socket for commands, as in a line `bind`; None: a path of the folder.
     """
     at = {n: f'"unix@{socket_of(folder, n)}"' for n in range(1, replicas + 1)}
@@ -207,8 +206,8 @@ def configuration(
         address=address,
         port=port,
         below=_BELOW.format(root=config.root_path) if config.root_path else "",
-        origins=_origins(config, web),
-        page=_PAGE if web else "",
+        origins=_origins(config, page),
+        page=_PAGE.format(page=page) if page else "",
         key="x-lmchat-key",
         part="%[path,field(4,/),regsub(^[a-z]+_,),bytes(0,32)]",
         connections=connections,
@@ -230,13 +229,13 @@ def configuration(
     )
 
 
-def _origins(config: ServerConfig, web: bool) -> str:
+def _origins(config: ServerConfig, page: str) -> str:
     """Returns the rules for origins that are allowed; none for the page, which has a login."""
     if not config.allow_origins:
         return ""
     named = " ".join(f'"{origin}"' for origin in sorted(config.allow_origins))
     kind = "found" if "*" in config.allow_origins else f"str {named}"
-    unless = f" !{{ path_reg '^({APP}|{FILES})$' }}" if web else ""
+    unless = f" !{{ path_reg '^({page})$' }}" if page else ""
     return _ORIGINS.format(kind=kind, unless=unless)
 
 

@@ -14,9 +14,8 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from lmchat.deploy.liveness import Idleness, Silence, within
 from lmchat.errors import InternalError
-
-from .liveness import Idleness, Silence, within
 
 log = logging.getLogger("lmchat.deploy")
 
