@@ -20,8 +20,10 @@ The folders, from the lowest layer to the highest:
 - `sessions`: the verbs of a session, planning and execution of a turn, recovery after a crash.
 - `conversations`: chat without a session, whose replies and KV are kept in memory for a while.
 - `archive`: export and import of sessions as files.
+- `aio`: the same verbs for asyncio.
 - `server`: the HTTP server.
 - `client`: engines and sessions of such a server, with the names of the local ones.
+- `deploy`: several such servers behind HAProxy.
 
 Importing this package loads nothing heavy: each name is imported at its first use.
 """
@@ -34,8 +36,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from lmchat.aio import AsyncChatEngine, AsyncSession
-    from lmchat.aio_stream import AsyncFollower, AsyncReplyStream
+    from lmchat.aio.engine import AsyncChatEngine
+    from lmchat.aio.session import AsyncSession
+    from lmchat.aio.stream import AsyncFollower, AsyncReplyStream
     from lmchat.bundled import bundled_model
     from lmchat.client.engine import RemoteEngine, connect
     from lmchat.client.session import RemoteSession
@@ -63,8 +66,9 @@ if TYPE_CHECKING:
     from lmchat.store.turns import Timings, Turn, Usage
 
 _MODULES = {
-    "lmchat.aio": ("AsyncChatEngine", "AsyncSession"),
-    "lmchat.aio_stream": ("AsyncFollower", "AsyncReplyStream"),
+    "lmchat.aio.engine": ("AsyncChatEngine",),
+    "lmchat.aio.session": ("AsyncSession",),
+    "lmchat.aio.stream": ("AsyncFollower", "AsyncReplyStream"),
     "lmchat.bundled": ("bundled_model",),
     "lmchat.client.engine": ("RemoteEngine", "connect"),
     "lmchat.client.session": ("RemoteSession",),

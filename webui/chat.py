@@ -10,9 +10,10 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lmchat.aio import AsyncChatEngine, AsyncSession
-from lmchat.aio_stream import AsyncFollower
-from lmchat.aio_threads import shared
+from lmchat.aio.engine import AsyncChatEngine
+from lmchat.aio.session import AsyncSession
+from lmchat.aio.stream import AsyncFollower
+from lmchat.aio.threads import shared
 from lmchat.errors import ContextFull, Error, InvalidRequest, NotFound, Overloaded, SessionBusy
 from lmchat.generation.generation import Generation
 from lmchat.public_text import public_message, public_notice

@@ -31,7 +31,7 @@ from .marks import Tabs
 from .paths import FILES, REPEATED, STATIC, claims
 
 if TYPE_CHECKING:
-    from lmchat.aio import AsyncChatEngine
+    from lmchat.aio.engine import AsyncChatEngine
 
 _OFF = ("run_history", "ssr_mode", "enable_monitoring", "pwa", "mcp_server", "show_error")
 _HEADERS = {

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from lmchat.aio import AsyncSession
+from lmchat.aio.session import AsyncSession
 from lmchat.engine import SessionInfo
 from lmchat.figures import duration, latency, usage_parts
 from lmchat.generation.parts import Delta, Progress

@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.requests import ClientDisconnect
 
 import lmchat
-from lmchat.aio import AsyncChatEngine
+from lmchat.aio.engine import AsyncChatEngine
 from lmchat.server import errors, health, openai, sessions
 from lmchat.server.config import MountedApp, ServerConfig
 from lmchat.server.http.event_stream import Disconnected

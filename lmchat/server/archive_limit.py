@@ -6,7 +6,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterator
 
-from lmchat.aio_threads import Threads
+from lmchat.aio.threads import Threads
 from lmchat.server.errors import HttpError
 
 threads = Threads(4)

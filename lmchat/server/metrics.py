@@ -18,8 +18,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from lmchat.aio import AsyncChatEngine
-from lmchat.aio_threads import Threads
+from lmchat.aio.engine import AsyncChatEngine
+from lmchat.aio.threads import Threads
 from lmchat.engine import ChatEngine
 from lmchat.errors import Error, Overloaded
 from lmchat.generation.generation import Reply

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 from starlette.requests import HTTPConnection
 
-from lmchat.aio import AsyncChatEngine
+from lmchat.aio.engine import AsyncChatEngine
 from lmchat.server.archive_limit import ArchiveLimit
 from lmchat.server.config import Limits, ServerConfig
 from lmchat.server.http.held_bodies import HeldBodies

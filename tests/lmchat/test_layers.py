@@ -36,7 +36,7 @@ def layer_of(module: str) -> int | None:
     parts = module.split(".")
     if parts[0] != "lmchat" or len(parts) == 1:
         return None
-    name = parts[1].removesuffix("_stream")
+    name = parts[1]
     return LAYERS.index(name) if name in LAYERS else None
 
 

@@ -19,7 +19,7 @@ import pytest
 from command import ENVIRONMENT, LMCHAT
 from serving.serving_process import serving
 
-from lmchat.aio_threads import Threads
+from lmchat.aio.threads import Threads
 from lmchat.cli.chat.repl import Repl
 from lmchat.errors import InternalError, InvalidRequest
 from lmchat.server.errors import error_object, log_failure, status_of

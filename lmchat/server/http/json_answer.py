@@ -13,7 +13,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
-from lmchat.aio_threads import shared
+from lmchat.aio.threads import shared
 
 _DEPTH = 4  # objects and lists below are encoded whole
 _NUMBERS = 4096  # of a list in one piece

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from lmchat.aio_threads import shared
+from lmchat.aio.threads import shared
 from lmchat.server.errors import HttpError
 
 MAX_VALUES = 300_000

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import uvicorn
 
-from lmchat.aio import AsyncChatEngine
+from lmchat.aio.engine import AsyncChatEngine
 from lmchat.server.config import ServerConfig
 from lmchat.server.http.guard import Guard
 from lmchat.server.http.notify import report_ready

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, Depends, Request, Response
 from starlette.responses import JSONResponse
 
-from lmchat.aio_stream import AsyncReplyStream
+from lmchat.aio.stream import AsyncReplyStream
 from lmchat.errors import Error
 from lmchat.generation.generation import Delta, Reply
 from lmchat.server.errors import HttpError, error_object

@@ -9,7 +9,7 @@ from fastapi import Body as BodyOf
 from pydantic import Field
 from starlette.responses import Response
 
-from lmchat.aio_threads import shared
+from lmchat.aio.threads import shared
 from lmchat.engine import ChatEngine
 from lmchat.generation.reply import Reply
 from lmchat.generation.settings import DefaultLimit

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, cast
 
-from lmchat.aio_stream import AsyncFollower
+from lmchat.aio.stream import AsyncFollower
 from lmchat.engine import ChatEngine
 from lmchat.errors import InvalidRequest, NotFound, SessionBusy
 from lmchat.generation.generation import Generation

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from lmchat.aio_threads import shared
+from lmchat.aio.threads import shared
 from lmchat.server.dialects.limits import Parts, check_variables
 from lmchat.server.errors import HttpError, bounded
 from lmchat.server.http.body import Body

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lmchat.aio_threads import shared
+from lmchat.aio.threads import shared
 from lmchat.errors import InvalidRequest
 from lmchat.generation.parts import Delta, Part, Progress
 from lmchat.generation.reply import Reply

@@ -10,7 +10,7 @@ from fastapi import Body as BodyOf
 from pydantic import Field
 from starlette.responses import JSONResponse
 
-from lmchat.aio_threads import shared
+from lmchat.aio.threads import shared
 from lmchat.server.dialects.limits import check_counted
 from lmchat.server.errors import HttpError
 from lmchat.server.http.body import Body, JsonRoute

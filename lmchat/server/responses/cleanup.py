@@ -9,7 +9,7 @@ import logging
 import re
 from collections.abc import Iterator
 
-from lmchat.aio_threads import shared
+from lmchat.aio.threads import shared
 from lmchat.engine import ChatEngine, SessionInfo
 from lmchat.errors import Error
 from lmchat.generation.state import State

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import Field
 from starlette.responses import JSONResponse
 
-from lmchat.aio_threads import shared
+from lmchat.aio.threads import shared
 from lmchat.errors import NotFound
 from lmchat.server.errors import HttpError
 from lmchat.server.http.body import Body, JsonRoute

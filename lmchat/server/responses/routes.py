@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse, Response
 
-from lmchat.aio_threads import shared
+from lmchat.aio.threads import shared
 from lmchat.generation.generation import Generation
 from lmchat.generation.reply import Reply
 from lmchat.server.dialects.limits import check_counted

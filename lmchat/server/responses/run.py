@@ -8,8 +8,8 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-from lmchat.aio_stream import AsyncFollower
-from lmchat.aio_threads import shared
+from lmchat.aio.stream import AsyncFollower
+from lmchat.aio.threads import shared
 from lmchat.errors import Error
 from lmchat.generation.parts import Delta
 from lmchat.generation.reply import Reply

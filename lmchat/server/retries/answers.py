@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from lmchat.aio_stream import AsyncFollower
+from lmchat.aio.stream import AsyncFollower
 from lmchat.errors import EngineClosed, Error, InternalError
 from lmchat.generation.parts import Delta, PartsLog
 from lmchat.generation.reply import Reply

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from lmchat.aio_threads import shared
+from lmchat.aio.threads import shared
 from lmchat.errors import EngineClosed, NotFound, SessionBusy
 from lmchat.generation.generation import Generation
 from lmchat.generation.reply import Reply

@@ -8,7 +8,7 @@ from typing import Annotated, TypeVar
 
 from fastapi import Depends, Path, Request
 
-from lmchat.aio_threads import shared
+from lmchat.aio.threads import shared
 from lmchat.errors import NotFound
 from lmchat.server.errors import HttpError
 from lmchat.server.state import owner_of, state_of

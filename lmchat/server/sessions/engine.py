@@ -17,7 +17,7 @@ from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
 import lmchat
-from lmchat.aio_stream import AsyncFollower
+from lmchat.aio.stream import AsyncFollower
 from lmchat.generation.generation import Generation
 from lmchat.generation.settings import as_json
 from lmchat.public_text import public_model

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Request
 from starlette.responses import JSONResponse, Response
 
-from lmchat.aio_stream import AsyncFollower
+from lmchat.aio.stream import AsyncFollower
 from lmchat.generation.generation import Generation
 from lmchat.server.http.body import JsonRoute
 from lmchat.server.http.event_stream import EventStream, answered

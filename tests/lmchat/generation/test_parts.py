@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 
-from lmchat.aio_stream import AsyncFollower
+from lmchat.aio.stream import AsyncFollower
 from lmchat.errors import InternalError, InvalidRequest
 from lmchat.generation.parts import MERGE, Cursor, Delta, PartsLog, Progress, merged
 from lmchat.generation.reply import Reply

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmchat.aio import AsyncChatEngine, AsyncSession
+from lmchat.aio.engine import AsyncChatEngine
+from lmchat.aio.session import AsyncSession
 from lmchat.engine import ChatEngine
 from lmchat.errors import InvalidRequest, ModelError
 from lmchat.generation.settings import (

@@ -10,7 +10,7 @@ import pytest
 from http_raw import PATIENCE, connected, request
 from http_server import RunningServer
 
-from lmchat.aio_threads import shared
+from lmchat.aio.threads import shared
 from lmchat.generation.ticket import Ticket
 from lmchat.server import Limits, ServerConfig, archive_limit
 from lmchat.sessions.session import Session

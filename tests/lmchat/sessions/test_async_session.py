@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import lmchat
-from lmchat.aio_threads import THREADS
+from lmchat.aio.threads import THREADS
 from lmchat.store.memory_store import MemoryStore
 
 GREEDY = {"temperature": 0.0, "max_new_tokens": 4, "ignore_eos": True}

@@ -10,7 +10,7 @@ import weakref
 import pytest
 
 import lmchat
-from lmchat.aio_stream import AsyncFollower
+from lmchat.aio.stream import AsyncFollower
 from lmchat.generation.state import State
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 

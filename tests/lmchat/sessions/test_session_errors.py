@@ -12,7 +12,8 @@ from chat_models import chat_model, make_tokenizer
 from chat_reference import Conversation
 
 import lmchat
-from lmchat.aio import AsyncReplyStream, AsyncSession
+from lmchat.aio.session import AsyncSession
+from lmchat.aio.stream import AsyncReplyStream
 from lmchat.generation.state import State
 from lmchat.text.replies.reply_parser import ReplyParser
 from turbomind import Event, Stream

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 
-from lmchat.aio_threads import Threads, shared
+from lmchat.aio.threads import Threads, shared
 from lmchat.errors import Error, InvalidRequest
 from lmchat.forks import watch
 from lmchat.generation.generation import Generation
@@ -411,3 +411,11 @@ async def end_of(generation: Generation) -> None:
         await wake_up.wait_for(lambda: generation.done)
     finally:
         wake_up.remove()
+
+
+async def answer(
+    start: Callable[[], Generation], stream: bool, threads: Threads
+) -> Reply | AsyncReplyStream:
+    """Starts a generation; returns its stream, else its reply once it has ended."""
+    replies = AsyncReplyStream(start, threads=threads)
+    return replies if stream else await replies.result()

@@ -7,13 +7,14 @@ import contextvars
 import functools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from lmchat.errors import EngineClosed
 from turbomind.config.limits import explain_limits
 
+Face = TypeVar("Face")
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -104,3 +105,16 @@ class Threads:
 shared = Threads()
 """For sessions and streams that are made without an `AsyncChatEngine`."""
 os.register_at_fork(after_in_child=shared.start_again)
+
+
+def in_thread(
+    verb: Callable[Concatenate[Face, P], R],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
+    """Returns a method of `sync` for asyncio, which runs in another thread because it may wait."""
+
+    @functools.wraps(verb)
+    async def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        threads: Threads = self._threads
+        return await threads.run(verb, self.sync, *args, **kwargs)
+
+    return call
