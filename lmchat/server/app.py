@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Iterable
 
 from fastapi import FastAPI, Request, Response
@@ -22,7 +23,7 @@ from lmchat.server.inference import routes as inference
 from lmchat.server.loop_lag import watched
 from lmchat.server.responses import conversations
 from lmchat.server.responses import routes as responses
-from lmchat.server.responses.cleanup import delete_forever
+from lmchat.server.responses.cleanup import delete_forever, delete_oldest
 from lmchat.server.retries.entries import Entries
 from lmchat.server.state import ServerState
 from lmchat.server.unknown_routes import REFUSALS
@@ -55,7 +56,10 @@ def create_app(
         config: the configuration; None: all defaults.
         mounts: further ASGI apps. They start and end with the server.
     """
-    state = ServerState(engine, config or ServerConfig())
+    # Programs do not know that each stored response is a session: those unused for the longest time
+    # make room.
+    make_room = functools.partial(delete_oldest, engine.sync)
+    state = ServerState(engine, config or ServerConfig(), make_room)
     routes = tuple(map(MountRoute, mounts))
 
     @contextlib.asynccontextmanager

@@ -1,19 +1,14 @@
-"""The bound of sessions that one owner can have.
-
-At the bound the responses that were unused for the longest time make room: programs do not know
-that each stored response is a session.
-"""
+"""The bound of sessions that one owner can have."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from lmchat.engine import ChatEngine
 from lmchat.server.errors import HttpError
-from lmchat.server.responses.cleanup import delete_oldest
 
 
 class SessionLimit:
@@ -22,12 +17,15 @@ class SessionLimit:
     Args:
         engine: the engine with the sessions.
         most: largest number of sessions of one owner.
+        make_room: called with an owner at the bound and the number of sessions to delete; returns
+            how many it has deleted.
     """
 
-    def __init__(self, engine: ChatEngine, most: int) -> None:
+    def __init__(self, engine: ChatEngine, most: int, make_room: Callable[[str, int], int]) -> None:
         self._engine = engine
         self._most = most
-        self._batch = max(1, most // 100)  # responses deleted at once, as finding them takes time
+        self._make_room = make_room
+        self._batch = max(1, most // 100)  # deleted at once, as finding them takes time
         self._lock = threading.Lock()
         self._evicting = threading.Lock()
         self._pending: Counter[str] = Counter()  # sessions being created, by owner
@@ -48,7 +46,7 @@ class SessionLimit:
         if not self._reserved(owner):
             with self._evicting:
                 is_reserved = self._reserved(owner)
-                if not is_reserved and delete_oldest(self._engine, owner, self._batch):
+                if not is_reserved and self._make_room(owner, self._batch):
                     is_reserved = self._reserved(owner)
             if not is_reserved:
                 raise HttpError(

@@ -12,7 +12,7 @@ from starlette.requests import HTTPConnection
 from lmchat.aio.engine import AsyncChatEngine
 from lmchat.server.archive_limit import ArchiveLimit
 from lmchat.server.config import Limits, ServerConfig
-from lmchat.server.http.held_bodies import HeldBodies
+from lmchat.server.held_bodies import HeldBodies
 from lmchat.server.keyed_locks import KeyedLocks
 from lmchat.server.metrics import Metrics
 from lmchat.server.session_limit import SessionLimit
@@ -31,9 +31,15 @@ class ServerState:
     Args:
         engine: a started engine. The caller closes it.
         config: the configuration.
+        make_room: deletes sessions of an owner that has as many as it can have (`SessionLimit`).
     """
 
-    def __init__(self, engine: AsyncChatEngine, config: ServerConfig) -> None:
+    def __init__(
+        self,
+        engine: AsyncChatEngine,
+        config: ServerConfig,
+        make_room: Callable[[str, int], int],
+    ) -> None:
         self.engine = engine
         self.config = config
         self.started = time.time()
@@ -47,7 +53,7 @@ class ServerState:
         self.metrics = Metrics(engine, self.model_name)
         """Counters and histograms. The engine reports its generations to them."""
         engine.sync.observe(self.metrics)
-        self.session_limit = SessionLimit(engine.sync, config.limits.sessions)
+        self.session_limit = SessionLimit(engine.sync, config.limits.sessions, make_room)
         """Bounds the sessions that clients create."""
         self.names = KeyedLocks()
         """Locks of the names under which sessions are created, by owner and name."""

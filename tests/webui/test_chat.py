@@ -20,7 +20,7 @@ class Page:
 
     def __init__(self, chat, engine, owner="ann", most=100):
         self.chat, self.engine = chat, engine
-        limit = SessionLimit(engine.sync, most)
+        limit = SessionLimit(engine.sync, most, lambda owner, count: 0)
         self.visitor = Visitor(owner, chat.tabs.of(owner, f"tab {id(self)}"), limit)
         self.mark, self.parts = "", {}
 

@@ -1,13 +1,13 @@
 """OpenAI's API: chat completions, completions, models, and vLLM's routes for tokens.
 
-`routers` are its routes. Pieces for other dialects: `sampling` and `messages` map fields of
-requests to settings and messages of the engine, `results` maps replies to usage, metrics, finish
-reasons and log-probabilities, `chunks` makes events, and `replying` makes responses from running
+`routers` are its routes, `chunks` makes events, and `replying` makes responses from running
 generations.
 
-Not here: responses and conversations.
+Not here: responses and conversations (`lmchat.server.responses`), and how fields of requests become
+settings and messages (`lmchat.server.dialects`).
 """
 
-from lmchat.server.openai import chat, completions, models, tokens
+from lmchat.server.dialects import models
+from lmchat.server.openai import chat, completions, tokens
 
 routers = (chat.router, completions.router, models.router, tokens.router)

@@ -11,22 +11,22 @@ from starlette.responses import Response
 
 from lmchat.generation.reply import Reply
 from lmchat.generation.settings import StatelessSettings
+from lmchat.server.dialects.messages import Messages, plain_messages, template_variables
+from lmchat.server.dialects.models import check_model
+from lmchat.server.dialects.results import (
+    TokenNames,
+    all_choices,
+    finish_reason,
+    new_id,
+)
+from lmchat.server.dialects.sampling import SamplingBody, refusal
 from lmchat.server.http.body import JsonRoute
 from lmchat.server.http.parameters import SESSION_HEADER, IdempotencyKey, SessionName
 from lmchat.server.openai.chunks import ChatChunks, compact, names_of
 from lmchat.server.openai.durable import EntryStream, session_turn
 from lmchat.server.openai.envelope import envelope_of
 from lmchat.server.openai.examples import CHAT
-from lmchat.server.openai.messages import Messages, plain_messages, template_variables
-from lmchat.server.openai.models import check_model
 from lmchat.server.openai.replying import Fields, Parts, Stream, answer, streamed, whole
-from lmchat.server.openai.results import (
-    TokenNames,
-    all_choices,
-    finish_reason,
-    new_id,
-)
-from lmchat.server.openai.sampling import SamplingBody, refusal
 from lmchat.server.retries.receipt import Receipt
 from lmchat.server.state import owner_of, state_of
 from turbomind.shown import shown

@@ -13,8 +13,8 @@ from typing import Any
 
 from lmchat.generation.parts import Delta, Progress
 from lmchat.generation.reply import Reply
+from lmchat.server.dialects.results import TokenNames, finish_reason, metrics, usage
 from lmchat.server.openai.envelope import Envelope
-from lmchat.server.openai.results import TokenNames, finish_reason, metrics, usage
 from lmchat.text.tokenizer import Tokenizer
 
 DONE = b"data: [DONE]\n\n"

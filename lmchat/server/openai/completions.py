@@ -14,19 +14,19 @@ from lmchat.engine import ChatEngine
 from lmchat.generation.reply import Reply
 from lmchat.generation.settings import DefaultLimit
 from lmchat.server.config import Limits
-from lmchat.server.http.body import JsonRoute
-from lmchat.server.openai.chunks import CompletionChunks, compact, names_of
-from lmchat.server.openai.envelope import envelope_of
-from lmchat.server.openai.examples import COMPLETION
-from lmchat.server.openai.models import check_model
-from lmchat.server.openai.replying import Fields, Parts, answer, streamed, whole
-from lmchat.server.openai.results import (
+from lmchat.server.dialects.models import check_model
+from lmchat.server.dialects.results import (
     TokenNames,
     all_choices,
     finish_reason,
     new_id,
 )
-from lmchat.server.openai.sampling import SamplingBody, refusal, unsupported
+from lmchat.server.dialects.sampling import SamplingBody, refusal, unsupported
+from lmchat.server.http.body import JsonRoute
+from lmchat.server.openai.chunks import CompletionChunks, compact, names_of
+from lmchat.server.openai.envelope import envelope_of
+from lmchat.server.openai.examples import COMPLETION
+from lmchat.server.openai.replying import Fields, Parts, answer, streamed, whole
 from lmchat.server.state import owner_of, state_of
 from turbomind.shown import shown
 

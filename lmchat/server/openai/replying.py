@@ -15,12 +15,12 @@ from lmchat.aio.threads import shared
 from lmchat.errors import InvalidRequest
 from lmchat.generation.parts import Delta, Part, Progress
 from lmchat.generation.reply import Reply
+from lmchat.server.dialects.results import all_choices, metrics, raise_failed, usage
+from lmchat.server.dialects.sampling import in_fields
 from lmchat.server.errors import error_object, log_failure, status_of
 from lmchat.server.http.event_stream import EventStream, answered, event
 from lmchat.server.openai.chunks import DONE, Chunks, compact
 from lmchat.server.openai.envelope import Envelope
-from lmchat.server.openai.results import all_choices, metrics, raise_failed, usage
-from lmchat.server.openai.sampling import in_fields
 
 Result = TypeVar("Result")
 

@@ -12,13 +12,13 @@ from starlette.responses import JSONResponse
 
 from lmchat.aio.threads import shared
 from lmchat.server.dialects.limits import check_counted
+from lmchat.server.dialects.messages import Messages, plain_messages, template_variables
+from lmchat.server.dialects.models import check_model
+from lmchat.server.dialects.sampling import refusal, unsupported
 from lmchat.server.errors import HttpError
 from lmchat.server.http.body import Body, JsonRoute
 from lmchat.server.http.json_answer import json_answer
 from lmchat.server.openai.examples import DETOKENIZE, TOKENIZE
-from lmchat.server.openai.messages import Messages, plain_messages, template_variables
-from lmchat.server.openai.models import check_model
-from lmchat.server.openai.sampling import refusal, unsupported
 from lmchat.server.state import owner_of, state_of
 from lmchat.text.tokenizer import Tokenizer
 from turbomind.shown import shown

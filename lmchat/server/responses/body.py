@@ -8,15 +8,15 @@ from pydantic import ConfigDict, Field
 
 from lmchat.server.config import Limits
 from lmchat.server.dialects.limits import check_limits
-from lmchat.server.errors import HttpError, in_field
-from lmchat.server.http.body import Body
-from lmchat.server.openai.messages import template_variables
-from lmchat.server.openai.sampling import (
+from lmchat.server.dialects.messages import template_variables
+from lmchat.server.dialects.sampling import (
     LARGEST_LENGTH,
     LEAST_TOP_P,
     SamplingBody,
     stop_strings,
 )
+from lmchat.server.errors import HttpError, in_field
+from lmchat.server.http.body import Body
 from lmchat.server.responses import ids
 from lmchat.store.protocol import MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE
 

@@ -15,12 +15,12 @@ from lmchat.aio.threads import shared
 from lmchat.generation.generation import Generation
 from lmchat.generation.reply import Reply
 from lmchat.server.dialects.limits import check_counted
+from lmchat.server.dialects.messages import template_variables
+from lmchat.server.dialects.models import check_model
 from lmchat.server.errors import HttpError, in_field
 from lmchat.server.http.body import JsonRoute
 from lmchat.server.http.event_stream import Disconnected, EventStream, answered
 from lmchat.server.http.parameters import IdempotencyKey
-from lmchat.server.openai.messages import template_variables
-from lmchat.server.openai.models import check_model
 from lmchat.server.responses import ids, items
 from lmchat.server.responses.begin import (
     Beginner,

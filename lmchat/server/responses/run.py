@@ -13,9 +13,9 @@ from lmchat.aio.threads import shared
 from lmchat.errors import Error
 from lmchat.generation.parts import Delta
 from lmchat.generation.reply import Reply
+from lmchat.server.dialects.results import TokenNames
 from lmchat.server.errors import log_failure
 from lmchat.server.http.event_stream import event
-from lmchat.server.openai.results import TokenNames
 from lmchat.server.responses import items
 from lmchat.server.responses.objects import failure, response_object, status_of
 from lmchat.server.responses.spliced import ENTRIES, encoded

@@ -8,9 +8,9 @@ from pydantic import Field
 
 from lmchat.aio.threads import shared
 from lmchat.server.dialects.limits import Parts, check_variables
+from lmchat.server.dialects.sampling import refusal, unsupported
 from lmchat.server.errors import HttpError, bounded
 from lmchat.server.http.body import Body
-from lmchat.server.openai.sampling import refusal, unsupported
 from lmchat.server.state import ServerState
 from lmchat.store.turns import Message
 from turbomind.shown import shown
