@@ -6,7 +6,9 @@
 #include "bindings/buffer_view.h"
 #include "cuda/gpu_context.h"
 #include "linear/codes/code_source.h"
-#include "model/decoder.h"
+#include "model/decoder/decoder_builder.h"
+#include "model/decoder/decoder_slots.h"
+#include "model/decoder/memory_plan.h"
 
 namespace turbomind::bindings {
 namespace {

@@ -1,5 +1,6 @@
 // Binds the description of a model, and the cache groups that follow from it.
 #include "model/config.h"
+#include "model/decoder/check_ranks.h"
 
 #include <algorithm>
 #include <array>

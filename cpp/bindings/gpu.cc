@@ -3,6 +3,7 @@
 
 #include "bindings/bindings.h"
 #include "cuda/gpu_context.h"
+#include "model/decoder/check_ranks.h"
 #include "model/device/device_limits.h"
 #include "model/parallel/cut.h"
 

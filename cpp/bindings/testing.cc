@@ -6,7 +6,7 @@
 #include "bindings/buffer_view.h"
 #include "core/memory.h"
 #include "engine/step/step_delay.h"
-#include "model/weight_reader.h"
+#include "model/decoder/weight_reader.h"
 #include "ops/linear.h"
 #include "sampling/sampler.h"
 #include "tests/engine/scripted_model.h"

@@ -1,6 +1,6 @@
 // The engine's view of a model: steps of token ids in, logits out. No device appears here; pages
 // are cache/page_io.h and results of asynchronous steps model/step_outputs.h. The decoder
-// (model/decoder.h) implements it; engine tests use a scripted model.
+// (model/decoder/decoder.h) implements it; engine tests use a scripted model.
 #pragma once
 
 #include <atomic>
@@ -11,7 +11,7 @@
 #include "cache/kv_layout.h"
 #include "cache/page_io.h"
 #include "core/context.h"
-#include "model/parallel/model_memory.h"
+#include "model/model_memory.h"
 #include "model/step_outputs.h"
 
 namespace turbomind {

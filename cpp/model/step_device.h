@@ -1,6 +1,6 @@
 // The one interface between a decoder's forward pass and a kind of device.
-// The forward pass itself (model/decoder.cc) has no branch on the device; the ops choose their
-// kernels by the context (ops/dispatch.h).
+// The forward pass itself (model/decoder/decoder.cc) has no branch on the device; the ops choose
+// their kernels by the context (ops/dispatch.h).
 #pragma once
 
 #include <functional>

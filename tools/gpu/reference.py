@@ -22,7 +22,7 @@ def mix(x: int) -> int:
 
 
 class Weights:
-    """The dummy weights of a seed, as `fill_dummy` of cpp/model/decoder_builder.cc makes them."""
+    """The dummy weights of a seed, as `fill_dummy` of `DecoderBuilder` makes them."""
 
     def __init__(self, device: str, seed: int = 0) -> None:
         import torch

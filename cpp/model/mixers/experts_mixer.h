@@ -6,8 +6,9 @@
 #include <memory>
 #include <string>
 
-#include "model/decoder_slots.h"
+#include "model/mixers/mixer_weights.h"
 #include "model/mixers/mlp_mixer.h"
+#include "model/mixers/slot_list.h"
 #include "model/workspace.h"
 #include "ops/routing.h"
 

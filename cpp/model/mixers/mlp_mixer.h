@@ -3,8 +3,9 @@
 
 #include <string>
 
-#include "model/decoder_slots.h"
 #include "model/mixers/mixer.h"
+#include "model/mixers/mixer_weights.h"
+#include "model/mixers/slot_list.h"
 #include "model/workspace.h"
 
 namespace turbomind {

@@ -11,6 +11,8 @@
 
 namespace turbomind {
 
+constexpr int64_t kGateUpBlock = 16;  // rows of gate, then of up, that alternate when packed
+
 // One of several ranks; by default the only one.
 struct Rank {
   int index = 0;
@@ -62,9 +64,5 @@ ModelConfig config_of(const ModelConfig& whole, Rank rank);
 
 // Returns the cache groups with pages of all ranks together.
 std::vector<CacheGroup> plan_groups(const ModelConfig& whole, int ranks);
-
-// Throws Error(model) for a config out of range, and Error(invalid_request) unless the model can be
-// cut over `ranks` there: it has the reason and the numbers that are possible.
-void check_ranks(const ModelConfig& whole, WeightPlace place, int ranks);
 
 }  // namespace turbomind

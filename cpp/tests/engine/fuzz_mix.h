@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "engine/make_tiers.h"
-#include "model/decoder.h"
+#include "model/decoder/decoder_builder.h"
 #include "tests/engine/async_model.h"
 #include "tests/engine/engine_checks.h"
 #include "tests/engine/faulty_group.h"

@@ -18,7 +18,7 @@
 #include "linear/codes/block_codes.h"
 #include "linear/codes/packed_codes.h"
 #include "linear/row_source.h"
-#include "model/weight_reader.h"
+#include "model/decoder/weight_reader.h"
 #include "tests/check.h"
 
 namespace turbomind {

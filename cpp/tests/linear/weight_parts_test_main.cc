@@ -13,7 +13,7 @@
 #include "core/error.h"
 #include "core/memory.h"
 #include "linear/row_source.h"
-#include "model/weight_reader.h"
+#include "model/decoder/weight_reader.h"
 #include "ops/linear.h"
 #include "tests/check.h"
 #include "tests/linear/random_codes.h"

@@ -16,7 +16,7 @@
 #include "cuda/device_wait.h"
 #include "cuda/emulated_gpu.h"
 #include "cuda/gpu_context.h"
-#include "model/decoder.h"
+#include "model/decoder/decoder_builder.h"
 #include "tests/check.h"
 #include "tests/cuda/emulator_kernels.h"
 #include "tests/model/rank_runs.h"

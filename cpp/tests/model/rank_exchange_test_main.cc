@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "core/error.h"
+#include "model/decoder/rank_group.h"
 #include "model/parallel/rank_exchange.h"
-#include "model/parallel/rank_group.h"
 #include "ops/rows.h"
 #include "tests/check.h"
 

@@ -11,7 +11,9 @@
 #include <vector>
 
 #include "core/error.h"
-#include "model/decoder.h"
+#include "model/decoder/decoder_builder.h"
+#include "model/decoder/decoder_slots.h"
+#include "model/decoder/memory_plan.h"
 #include "model/parallel/cut.h"
 #include "model/parallel/rank_exchange.h"
 #include "tests/check.h"

@@ -11,7 +11,7 @@
 
 #include "core/error.h"
 #include "cuda/gpu_context.h"
-#include "model/decoder.h"
+#include "model/decoder/decoder_builder.h"
 #include "tests/check.h"
 #include "tests/cuda/driver_gpu.h"
 #include "tests/model/rank_models.h"

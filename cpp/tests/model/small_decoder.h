@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "model/decoder.h"
+#include "model/decoder/decoder_builder.h"
 #include "tests/cuda/driver_gpu.h"
 
 namespace turbomind {

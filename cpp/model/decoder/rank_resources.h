@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "model/decoder_impl.h"
+#include "model/decoder/decoder.h"
 
 namespace turbomind {
 

@@ -1,8 +1,7 @@
 // One forward pass: embedding, blocks, norm, head. It has no branch on the device: StepDevice runs
 // a step, and the ops choose their kernels.
-#include "model/decoder.h"
+#include "model/decoder/decoder.h"
 
-#include "model/decoder_impl.h"
 #include "model/mixers/attention_mixer.h"
 #include "model/mixers/experts_mixer.h"
 #include "model/mixers/mlp_mixer.h"

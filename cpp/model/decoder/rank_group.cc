@@ -1,4 +1,4 @@
-#include "model/parallel/rank_group.h"
+#include "model/decoder/rank_group.h"
 
 #include <algorithm>
 #include <exception>

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "model/decoder_impl.h"
+#include "model/decoder/decoder.h"
 #include "model/model.h"
 #include "model/parallel/rank_exchange.h"
 

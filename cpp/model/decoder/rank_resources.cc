@@ -1,4 +1,4 @@
-#include "model/parallel/rank_resources.h"
+#include "model/decoder/rank_resources.h"
 
 #include <algorithm>
 #include <set>

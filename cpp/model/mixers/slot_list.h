@@ -1,5 +1,5 @@
-// The weight slots of a decoder: names, shapes, formats and sizes, and where the forward pass finds
-// each. Slots are listed in decoder.h.
+// How a mixer declares its weight slots: their names, shapes, formats and sizes, and where it finds
+// each.
 #pragma once
 
 #include <string>
@@ -8,13 +8,20 @@
 
 #include "linear/weight_format.h"
 #include "model/config.h"
-#include "model/decoder.h"
-#include "model/decoder_weights.h"
 #include "model/parallel/cut.h"
 
 namespace turbomind {
 
-constexpr int64_t kGateUpBlock = 16;  // rows of gate, then of up, that alternate when packed
+// A place for one weight of a model.
+struct SlotSpec {
+  std::string name;
+  int64_t rows = 0;
+  int64_t cols = 0;      // 1 for vectors
+  bool linear = false;   // packed in the weight format; otherwise a float32 vector
+  bool gate_up = false;  // set with segments gate then up; stored in alternating blocks of 16 rows
+  std::string format;    // name of the weight format
+  size_t bytes = 0;      // packed, padding included
+};
 
 // A slot of one rank. `spec` and `format` are those of the whole model.
 struct Slot {
@@ -58,11 +65,5 @@ class SlotList {
   const Rank rank_;
   std::vector<Slot> slots_;
 };
-
-// Declares the slots of a rank, whose weights will be in `weights`. `config` is that of the whole
-// model; its layers stay where they are. Throws Error(model) for a format of a slot that the model
-// does not have.
-std::vector<Slot> declare_slots(const ModelConfig& config, WeightPlace place, Rank rank,
-                                DecoderWeights& weights);
 
 }  // namespace turbomind

@@ -1,9 +1,8 @@
-// One forward pass for all decoder-only families, from a list of per-layer structs.
+// Makes a decoder: has memory for its weights, packs them and checks them.
 #pragma once
 
 #include <memory>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "core/isa.h"
@@ -11,30 +10,10 @@
 #include "cuda/gpu_context.h"
 #include "linear/weight_format.h"
 #include "model/config.h"
+#include "model/mixers/slot_list.h"
 #include "model/model.h"
-#include "ops/attention.h"
 
 namespace turbomind {
-
-// Slots (i = layer): embed, head, final_norm, layers.i.attn_norm, .qkv, .qkv_bias, .q_norm,
-// .k_norm, .o, .o_bias, .attn_post_norm, .mlp_norm, .gate_up, .gate_up_bias, .down, .down_bias,
-// .mlp_post_norm; of layers with experts .router and (j = expert)
-// .experts.j.gate_up and .experts.j.down, with .router_bias, .experts.j.gate_up_bias and
-// .experts.j.down_bias, and .mlp_gate beside an MLP; .experts.scale, .experts.router_norm,
-// .experts.norm, .experts.post_norm and .experts.mlp_post_norm of Gemma 4; .sinks of attention.
-struct SlotSpec {
-  std::string name;
-  int64_t rows = 0;
-  int64_t cols = 0;      // 1 for vectors
-  bool linear = false;   // packed in the weight format; otherwise a float32 vector
-  bool gate_up = false;  // set with segments gate then up; stored in alternating blocks of 16 rows
-  std::string format;    // name of the weight format
-  size_t bytes = 0;      // packed, padding included
-};
-
-// Returns the slots of a model, without making one. Throws Error(model) for a config out of range,
-// and Error(invalid_request) for a format that the place does not have.
-std::vector<SlotSpec> weight_slots(const ModelConfig& config, WeightPlace place);
 
 class DecoderBuilder {
  public:

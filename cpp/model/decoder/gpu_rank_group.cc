@@ -6,11 +6,11 @@
 
 #include "core/error.h"
 #include "cuda/gpu_context.h"
+#include "model/decoder/rank_group.h"
 #include "model/device/device_step_arrays.h"
 #include "model/device/device_warm_up.h"
 #include "model/parallel/cut.h"
 #include "model/parallel/gpu_exchange.h"
-#include "model/parallel/rank_group.h"
 
 namespace turbomind {
 

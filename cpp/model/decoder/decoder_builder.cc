@@ -1,19 +1,22 @@
-// Slots, packing and checking of a decoder's weights.
+// Packing and checking of a decoder's weights.
+#include "model/decoder/decoder_builder.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <map>
+#include <unordered_map>
 
 #include "core/error.h"
 #include "linear/row_source.h"
-#include "model/decoder.h"
-#include "model/decoder_impl.h"
-#include "model/decoder_slots.h"
+#include "model/decoder/check_ranks.h"
+#include "model/decoder/decoder.h"
+#include "model/decoder/decoder_slots.h"
+#include "model/decoder/memory_plan.h"
+#include "model/decoder/rank_group.h"
+#include "model/decoder/rank_resources.h"
+#include "model/decoder/weight_reader.h"
 #include "model/device/device_limits.h"
-#include "model/parallel/model_memory.h"
-#include "model/parallel/rank_group.h"
-#include "model/parallel/rank_resources.h"
-#include "model/weight_reader.h"
 
 namespace turbomind {
 

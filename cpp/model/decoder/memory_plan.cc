@@ -1,6 +1,6 @@
-#include "model/parallel/model_memory.h"
+#include "model/decoder/memory_plan.h"
 
-#include "model/decoder_slots.h"
+#include "model/decoder/check_ranks.h"
 #include "model/parallel/cut.h"
 
 namespace turbomind {
@@ -10,12 +10,6 @@ namespace {
 constexpr int64_t kSlotAlign = 256;  // bytes: a cache line of the CPU, what cuBLASLt likes best
 
 }  // namespace
-
-size_t ModelMemory::weights() const {
-  size_t bytes = shared_weights;
-  for (const RankMemory& rank : ranks) bytes += rank.weights;
-  return bytes;
-}
 
 ModelMemory place_slots(std::vector<std::vector<Slot>>& slots, WeightPlace place) {
   ModelMemory memory;

@@ -1,4 +1,4 @@
-#include "model/weight_reader.h"
+#include "model/decoder/weight_reader.h"
 
 #include <unistd.h>
 

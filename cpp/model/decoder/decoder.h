@@ -1,4 +1,4 @@
-// Shared between the builder and the forward pass.
+// One forward pass for all decoder-only families, from a list of per-layer structs.
 #pragma once
 
 #include <memory>
@@ -7,7 +7,7 @@
 #include "cuda/gpu_context.h"
 #include "cuda/gpu_timer.h"
 #include "model/config.h"
-#include "model/decoder_weights.h"
+#include "model/decoder/decoder_weights.h"
 #include "model/model.h"
 #include "model/parallel/rank_sums.h"
 
