@@ -2,12 +2,12 @@
 // a step, and the ops choose their kernels.
 #include "model/decoder/decoder.h"
 
+#include "model/device/step_device.h"
 #include "model/mixers/attention_mixer.h"
 #include "model/mixers/experts_mixer.h"
 #include "model/mixers/mlp_mixer.h"
 #include "model/mixers/per_layer_mixer.h"
 #include "model/parallel/rank_sums.h"
-#include "model/step_device.h"
 #include "model/workspace.h"
 #include "ops/linear.h"
 #include "ops/norm.h"

@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "model/step_device.h"
+#include "model/device/step_device.h"
 
 namespace turbomind {
 

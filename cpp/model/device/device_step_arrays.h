@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "model/config.h"
+#include "model/launch_kind.h"
 #include "model/model.h"
 #include "model/step_inputs.h"
 
@@ -17,18 +18,8 @@ struct StepKey {
   auto operator<=>(const StepKey&) const = default;
 };
 
-// Steps of equal kinds are computed by the same kernels. Numbers are rounded up.
-struct LaunchKind {
-  int64_t tokens = 0, samples = 0;
-  int rows = 0;                         // sequences
-  int pages = 0;                        // of the longest one
-  bool decode = false, chunks = false;  // sequences of one token, and of more, occur
-  bool follows = false;                 // takes tokens of the step before
-  bool profiled = false;
-  auto operator<=>(const LaunchKind&) const = default;
-};
-// `library`: cuBLASLt may have a kernel of its own for each number of tokens or samples, which are
-// then not rounded.
+// Returns the kind of a step. `library`: cuBLASLt may have a kernel of its own for each number of
+// tokens or samples, which are then not rounded.
 LaunchKind launch_kind(const StepBatch& batch, bool library, bool profiled);
 
 class DeviceStepArrays {

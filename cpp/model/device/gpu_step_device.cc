@@ -11,9 +11,9 @@
 #include "model/device/device_sampler.h"
 #include "model/device/device_step_arrays.h"
 #include "model/device/device_warm_up.h"
+#include "model/device/step_device.h"
 #include "model/device/step_graphs.h"
 #include "model/parallel/gpu_exchange.h"
-#include "model/step_device.h"
 #include "model/workspace.h"
 #include "ops/attention_cuda.h"
 

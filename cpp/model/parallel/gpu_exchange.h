@@ -24,7 +24,7 @@
 #include "core/tensor.h"
 #include "cuda/gpu_context.h"
 #include "linear/weight_format.h"
-#include "model/device/device_step_arrays.h"
+#include "model/launch_kind.h"
 #include "model/parallel/rank_exchange.h"
 #include "ops/rank_sum_cuda.h"
 

@@ -5,7 +5,7 @@
 #include "cache/page_codec.h"
 #include "core/memory.h"
 #include "model/build_hash.h"
-#include "model/step_device.h"
+#include "model/device/step_device.h"
 #include "ops/rope.h"
 
 namespace turbomind {
