@@ -32,6 +32,8 @@ LAYERS = [
 ]
 # C++ tests may include every layer, and bindings/testing.cc binds parts of them for Python tests.
 ABOVE_ALL = "tests"
+# The same for the folders of cpp/model, whose own files are the lowest.
+MODEL_LAYERS = ["", "parallel", "device", "mixers", "decoder"]
 
 MOST_FILES = 20
 # A kernel, its header and its dispatch are files of their own there, so these folders are larger.
@@ -66,6 +68,21 @@ def test_no_include_points_to_a_higher_layer() -> None:
             continue
         assert target in {*LAYERS, ABOVE_ALL}, f"{path}: {included} is in no layer"
         if level(target) > level(folder):
+            upward.add((str(path.relative_to(ROOT)), included))
+    assert not upward
+
+
+def test_no_include_within_the_model_points_to_a_higher_folder() -> None:
+    model = ROOT / "cpp" / "model"
+    assert {path.name for path in model.iterdir() if path.is_dir()} == {*MODEL_LAYERS[1:]}
+    upward = set()
+    for path, included in includes():
+        if not (path.is_relative_to(model) and included.startswith("model/")):
+            continue
+        folder = "/".join(path.relative_to(model).parts[:-1])
+        target = "/".join(included.split("/")[1:-1])
+        assert target in MODEL_LAYERS, f"{path}: {included} is in no folder of the model"
+        if MODEL_LAYERS.index(target) > MODEL_LAYERS.index(folder):
             upward.add((str(path.relative_to(ROOT)), included))
     assert not upward
 
