@@ -18,7 +18,7 @@ from lmchat.server import errors
 from lmchat.server.config import LOCAL, MountedApp, ServerConfig
 from lmchat.server.http.exchange import EXCHANGE
 from lmchat.server.http.logins import Logins
-from lmchat.server.http.root_path import PATH
+from lmchat.server.root_path import PATH
 from lmchat.server.sessions import archives
 from lmchat.server.state import OWNER, STATE, state_of
 from lmchat.server.unknown_routes import REFUSALS

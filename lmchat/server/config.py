@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 from lmchat.errors import InvalidRequest
-from lmchat.server.http.origins import parse_origins
-from lmchat.server.http.root_path import parse_root_path
+from lmchat.server.origins import parse_origins
+from lmchat.server.root_path import parse_root_path
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp

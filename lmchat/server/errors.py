@@ -28,7 +28,7 @@ from lmchat.errors import (
     StoreError,
 )
 from lmchat.public_text import public_message
-from lmchat.server.http.root_path import PATH
+from lmchat.server.root_path import PATH
 from turbomind.config.limits import shortage
 from turbomind.shown import shown
 

@@ -7,7 +7,7 @@ from starlette.routing import Match, Mount
 from starlette.types import Scope
 
 from lmchat.server.errors import HttpError
-from lmchat.server.http.root_path import PATH
+from lmchat.server.root_path import PATH
 from turbomind.shown import cut, printable
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")

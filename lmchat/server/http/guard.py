@@ -27,7 +27,7 @@ from lmchat.server.http.event_stream import ABORT, Disconnected
 from lmchat.server.http.exchange import Exchange
 from lmchat.server.http.mounts import MountRoute
 from lmchat.server.http.parameters import NAMING
-from lmchat.server.http.root_path import PATH, below
+from lmchat.server.root_path import PATH, below
 from lmchat.server.state import OWNER, ServerState
 from turbomind.shown import shown
 

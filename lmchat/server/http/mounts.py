@@ -12,7 +12,7 @@ from starlette.routing import Match, Mount
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lmchat.server.config import MountedApp
-from lmchat.server.http.root_path import PATH
+from lmchat.server.root_path import PATH
 
 log = logging.getLogger("lmchat.server")
 

@@ -7,7 +7,7 @@ from starlette.responses import PlainTextResponse
 from lmchat.errors import InvalidRequest
 from lmchat.server import MountedApp, ServerConfig
 from lmchat.server.http.cors import EXPOSED
-from lmchat.server.http.origins import parse_origins
+from lmchat.server.origins import parse_origins
 
 NOTES = "app://notes.example"
 PATH = "/v1/chat/completions"

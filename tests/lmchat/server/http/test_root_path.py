@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse
 import lmchat
 from lmchat.errors import InvalidRequest
 from lmchat.server import MountedApp, ServerConfig
-from lmchat.server.http.root_path import TAKEN, parse_root_path
+from lmchat.server.root_path import TAKEN, parse_root_path
 
 KEYS = {"secret-a": "ann"}
 
