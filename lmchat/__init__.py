@@ -26,6 +26,9 @@ The folders, from the lowest layer to the highest:
 - `deploy`: several such servers behind HAProxy.
 
 Importing this package loads nothing heavy: each name is imported at its first use.
+
+Not here: the engine, which knows token ids alone (`turbomind`), the terminal (`cli`) and the
+chat page (`webui`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""turbomind: checkpoints, model wiring and the engine. Token ids only; no text, no roles."""
+"""turbomind: checkpoints, model wiring and the engine. Token ids only; no text, no roles.
+
+Not here: text, templates and sessions (`lmchat`), and the arithmetic (`cpp`).
+"""
 
 from turbomind._C import __version__, available_isas, cpu_name
 from turbomind.engine.engine import Engine

@@ -9,4 +9,6 @@
 - `session`, `engine`: the sessions and the engine.
 
 httpx is imported by this package only.
+
+Not here: the routes that it calls (`lmchat.server`), and engines in this process.
 """

@@ -1,5 +1,6 @@
-"""Folders: none, and no file in it, grows beyond what a reader takes in."""
+"""Folders: each says what is in it, and none, and no file, grows beyond what a reader takes in."""
 
+import ast
 import os
 from pathlib import Path
 
@@ -66,3 +67,19 @@ def test_no_file_has_more_lines_than_a_reader_takes_in() -> None:
     paths = [path for files in source_folders().values() for path in files]
     large = {path for path in paths if path.read_bytes().count(b"\n") > MOST_LINES}
     assert {str(path.relative_to(ROOT)) for path in large} == {*LARGE_FILES}
+
+
+def statement(folder: str) -> str:
+    """Returns what a folder says of itself: its README, or the first lines of its package."""
+    readme, package = ROOT / folder / "README.md", ROOT / folder / "__init__.py"
+    if readme.exists():
+        return readme.read_text()
+    return (package.exists() and ast.get_docstring(ast.parse(package.read_text()))) or ""
+
+
+def test_every_folder_says_what_is_in_it_and_what_is_not() -> None:
+    # Folders of tests mirror those of the sources; the page's package describes its static files.
+    described_above = ("tests/", "cpp/tests/", "webui/static")
+    folders = [name for name in source_folders() if not name.startswith(described_above)]
+    silent = [name for name in folders if "\n\nNot here: " not in statement(name)]
+    assert silent == []

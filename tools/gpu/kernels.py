@@ -40,7 +40,7 @@ MORE = ("cuda_model_test", "cuda_overlap_test", "cuda_ranks_test")
 
 NOT_COMPILED = {"cuda/kernel_emulated.h"}  # by nvcc
 # Host files that launch every kernel, and those that choose the algorithm of a folder's products.
-LAUNCHERS = "cpp/cuda/toolkit/*"
+LAUNCHERS = "cpp/cuda/toolkit/*.[ch]*"
 LIBRARIES = {"cpp/linear/": "cpp/cuda/cublaslt.cc"}
 _TABLE = re.compile(r"^const \w+ (k\w+Cuda)\b", re.MULTILINE)
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)

@@ -1,4 +1,8 @@
-"""The supported model families, one file of wiring each, and the readers of their configs."""
+"""The supported model families, one file of wiring each, and the readers of their configs.
+
+Not here: the arithmetic (`cpp/model`), reading of weights (`turbomind.loading`) and how quantized
+checkpoints store codes (`turbomind.quant`).
+"""
 
 from __future__ import annotations
 

@@ -5,4 +5,6 @@ counts out. Prompts are continued as they are, without a chat template.
 
 Formats: https://github.com/kserve/open-inference-protocol and the extensions `binary_tensor_data`
 and `generate` of the Triton Inference Server.
+
+Not here: replies to messages (`lmchat.server.openai`), and gRPC.
 """
