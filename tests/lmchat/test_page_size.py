@@ -3,7 +3,7 @@
 from lmchat.cli import facts
 from lmchat.page_size import PAGE_TOKENS
 from turbomind import _C
-from turbomind.engine.engine import pages
+from turbomind.engine import pages
 
 
 def test_the_page_size_is_that_of_the_extension_everywhere() -> None:
