@@ -1,7 +1,7 @@
 """The errors of `turbomind`, one tree for the core and for Python.
 
 Error
-├── InvalidRequest      an argument is wrong; the message has its name, value and expected value
+├── InvalidRequest      an argument is wrong: "NAME is VALUE, expected WHAT"; `param` is the name
 │   └── ContextFull     the request can never fit the context or the page pool
 ├── Busy                the handle is generating
 ├── NotFound            no such handle, folder or hub repository
@@ -20,6 +20,10 @@ from turbomind._C import (
     ModelError,
     NotFound,
 )
+
+# The name of the wrong argument or setting, such as "min_p" or "stop_strings[1]"; None: of none.
+# `turbomind.params.wrong()` sets it.
+InvalidRequest.param = None
 
 __all__ = [
     "Busy",

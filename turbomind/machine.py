@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from turbomind import _C
-from turbomind.errors import InvalidRequest
+from turbomind.params import wrong
 
 _UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", start=1):
@@ -108,12 +108,17 @@ def parse_share(name: str, value: object) -> float | None:
     match = _SHARE.fullmatch(value)
     share = float(match[1]) / 100 if match else 0
     if not 0 < share <= 1:
-        raise InvalidRequest(f"{name} is {value!r}, expected a share above 0% and up to 100%")
+        raise wrong(name, value, "a share above 0% and up to 100%")
     return share
 
 
-def parse_bytes(name: str, value: object) -> int:
+def parse_bytes(name: str, value: object, others: str = "") -> int:
     """Returns the bytes of an int or a text like "2GiB", "512MiB", "1.5GB".
+
+    Args:
+        name: The option.
+        value: Its value.
+        others: What else it may be, for the message.
 
     Raises:
         InvalidRequest: The value is neither; the message names the option `name`.
@@ -127,4 +132,4 @@ def parse_bytes(name: str, value: object) -> int:
         size = int(float(match[1]) * _UNITS[match[2].upper()])
         if 0 < size < 1 << 62:
             return size
-    raise InvalidRequest(f"{name} is {value!r}, expected bytes as an int or a text like '2GiB'")
+    raise wrong(name, value, f"bytes as an int or a text like '2GiB'{others}")

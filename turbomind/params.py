@@ -1,20 +1,22 @@
 """Settings of requests: their names and types, and their conversion to the core's option structs.
 
-A wrong name, type or range raises InvalidRequest with the name, the value seen and what is
-expected.
+A wrong name, type or range raises InvalidRequest. `wrong()` makes it: "NAME is VALUE, expected
+WHAT", with NAME as its `param`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import operator
+import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence, Set, Sized
-from typing import Any, TypedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set, Sized
+from typing import Any, TypedDict, TypeVar
 
 import turbomind._C as _C
-from turbomind.errors import InvalidRequest
+from turbomind.errors import Error, InvalidRequest
 from turbomind.near import suggestion
 from turbomind.shown import shown
 
@@ -121,27 +123,49 @@ class StreamSettings(SamplingSettings, RequestSettings, total=False):
     """Settings of `Engine.stream()`: the keys of `SamplingSettings` and `RequestSettings`."""
 
 
+MAX_INT = (1 << 31) - 1
+MAX_SEED = (1 << 64) - 1
+MAX_CHOICES = 256
+MAX_LOGPROBS = 256
+_MAX_FLOAT = (2.0 - 2.0**-23) * 2.0**127  # of the core's 32-bit floats
+
 # What each setting expects, for messages. The keys are those of the TypedDicts above.
 SAMPLING = {
-    "max_new_tokens": "an integer of at least 1, or None for the rest of the context",
-    "min_new_tokens": "an integer below 2**31",
-    "temperature": "a number, 0 for greedy",
-    "top_k": "an integer below 2**31, 0 for all",
-    "top_p": "a number",
-    "min_p": "a number",
-    "repetition_penalty": "a number",
-    "presence_penalty": "a number",
-    "frequency_penalty": "a number",
+    "max_new_tokens": f"an integer from 1 to {MAX_INT}",
+    "min_new_tokens": f"an integer from 0 to {MAX_INT}",
+    "temperature": "a number of at least 0",
+    "top_k": f"an integer from 0 to {MAX_INT}",
+    "top_p": "a number above 0, at most 1",
+    "min_p": "a number from 0 to 1",
+    "repetition_penalty": "a number above 0",
+    "presence_penalty": "a finite number",
+    "frequency_penalty": "a finite number",
     "logit_bias": "a mapping from token id to number",
     "bad_words": "a list of token id lists",
     "stop_token_ids": "a list of token ids",
     "eos_token_ids": "a list of token ids",
     "ignore_eos": "True or False",
-    "seed": "an integer from 0 to 2**64 - 1",
-    "attempt": "an integer from 0 to 2**32 - 1",
+    "seed": f"an integer from 0 to {MAX_SEED}",
+    "attempt": f"an integer from 0 to {(1 << 32) - 1}",
     "continued": "an integer from 0 to the length of the prompt",
-    "n": "a small integer",
-    "logprobs": "a small integer of at least 0, or None for none",
+    "n": f"an integer from 1 to {MAX_CHOICES}",
+    "logprobs": f"an integer from 0 to {MAX_LOGPROBS}",
+}
+# The settings whose type in the core has more values than they.
+_RANGES: dict[str, Callable[[Any], bool]] = {
+    "max_new_tokens": lambda v: v >= 1,  # -1 stands for None in the core's struct
+    "min_new_tokens": lambda v: v >= 0,
+    "temperature": lambda v: 0 <= v <= _MAX_FLOAT,
+    "top_k": lambda v: v >= 0,
+    "top_p": lambda v: 0 < v <= 1,
+    "min_p": lambda v: 0 <= v <= 1,
+    "repetition_penalty": lambda v: 0 < v <= _MAX_FLOAT,
+    "presence_penalty": lambda v: abs(v) <= _MAX_FLOAT,
+    "frequency_penalty": lambda v: abs(v) <= _MAX_FLOAT,
+    "continued": lambda v: v >= 0,
+    "n": lambda v: 1 <= v <= MAX_CHOICES,
+    "logprobs": lambda v: 0 <= v <= MAX_LOGPROBS,
+    "retention_priority": lambda v: abs(v) <= _MAX_FLOAT,
 }
 MAX_SIZE = 1 << 62
 _NUMBER_KINDS = "iufO"  # of numpy's dtypes
@@ -154,13 +178,82 @@ MOST_ENTRIES = {
 """Most entries of the settings that are lists. Each of them costs time in every step."""
 MOST_WORD_TOKENS = 256
 """Most tokens of one of the `bad_words`."""
-_LEAST = {"max_new_tokens": 1, "logprobs": 0}  # -1 stands for None in the core's struct
 REQUEST = {
     "priority": "an integer of 32 bits, lower is served first",
-    "retention_priority": "a number",
+    "retention_priority": "a finite number",
     "salt": "a string",
     "exact": "True or False",
 }
+
+
+_OF_CORE = re.compile(r"(.+?)(: got| is) (.+?)[,;] expected (.+)", re.DOTALL)
+_INDEX = re.compile(r"[.\[].*", re.DOTALL)
+E = TypeVar("E", bound=Error)
+
+
+def wrong(name: str, value: object, expected: str, *, seen: str | None = None) -> InvalidRequest:
+    """Returns the error of a wrong argument or setting: "NAME is VALUE, expected WHAT".
+
+    Args:
+        name: Its name, with the place in it: "min_p", "stop_strings[1]", "logit_bias.5". It is the
+            error's `param`, unless it has a space, as "the environment variable X".
+        value: The value as the caller gave it. The message shows at most 120 characters of it.
+        expected: What it may be.
+        seen: A description in place of the value, such as "300 entries".
+    """
+    text = shown(value) if seen is None else seen
+    error = InvalidRequest(f"{name} is {text}, expected {expected}")
+    error.param = None if " " in name else name
+    return error
+
+
+def about(name: str, error: E) -> E:
+    """Sets the `param` of an error whose message has another form, and returns the error."""
+    if isinstance(error, InvalidRequest):
+        error.param = name
+    return error
+
+
+def renamed(error: E, name: Callable[[str], str]) -> E:
+    """Returns an error in the words of a caller that has other names for the arguments.
+
+    Args:
+        error: The error; one without a `param` is returned as it is.
+        name: Returns the caller's name of an argument. The place in it stays: "stop_strings[1]" is
+            "stop[1]" for a caller to whom "stop_strings" is "stop".
+    """
+    param = error.param if isinstance(error, InvalidRequest) else None
+    if param is None:
+        return error
+    root = _INDEX.sub("", param)
+    new, text = name(root) + param.removeprefix(root), str(error)
+    if new == param:
+        return error
+    found = type(error)(new + text.removeprefix(param) if text.startswith(param) else text)
+    found.__dict__.update(error.__dict__)
+    return about(new, found.with_traceback(error.__traceback__))
+
+
+def of_core(error: E) -> E:
+    """Returns an error of the core in the form of `wrong()`, with its `param`, if it has one."""
+    is_plain = isinstance(error, InvalidRequest) and error.param is None
+    match = _OF_CORE.fullmatch(str(error)) if is_plain else None
+    if match is None:
+        return error
+    name, form, seen, expected = match.groups()
+    if seen == "no tokens":
+        seen, expected = "empty", "at least one token"
+    found = error if form == " is" else type(error)(f"{name} is {seen}, expected {expected}")
+    return found if " " in name else about(name, found)
+
+
+@contextlib.contextmanager
+def in_form() -> Iterator[None]:
+    """Raises errors of the core as `of_core()` returns them."""
+    try:
+        yield
+    except InvalidRequest as error:
+        raise of_core(error) from error
 
 
 def refuse_unknown(what: str, given: Iterable[str], known: Iterable[str]) -> None:
@@ -168,25 +261,32 @@ def refuse_unknown(what: str, given: Iterable[str], known: Iterable[str]) -> Non
     known = list(known)
     for name in given:
         if name not in known:
-            raise InvalidRequest(f"unknown {what} {shown(name)}{suggestion(str(name), known)}")
-
-
-def wrong(name: str, value: object, expected: str) -> InvalidRequest:
-    """Returns the error of a wrong value, which it shows in at most 120 characters."""
-    return InvalidRequest(f"{name} is {shown(value)}, expected {expected}")
+            hint = suggestion(str(name), known)
+            raise about(str(name), InvalidRequest(f"unknown {what} {shown(name)}{hint}"))
 
 
 def check_count(name: str, value: object) -> None:
     """Raises InvalidRequest for more entries than MOST_ENTRIES allows."""
     most = MOST_ENTRIES.get(name)
     if most is not None and isinstance(value, Sized) and len(value) > most:
-        raise InvalidRequest(f"{name} has {len(value)} entries, expected at most {most}")
+        raise wrong(name, value, f"at most {most}", seen=f"{len(value)} entries")
     if name == "bad_words" and isinstance(value, list | tuple):
         for i, word in enumerate(value):
             if isinstance(word, Sized) and len(word) > MOST_WORD_TOKENS:
-                raise InvalidRequest(
-                    f"bad_words[{i}] has {len(word)} tokens, expected at most {MOST_WORD_TOKENS}"
-                )
+                most, seen = MOST_WORD_TOKENS, f"{len(word)} tokens"
+                raise wrong(f"bad_words[{i}]", word, f"at most {most}", seen=seen)
+
+
+def check_range(name: str, value: Any, given: object) -> None:
+    """Raises InvalidRequest for a value of the right type that is out of the setting's range.
+
+    Args:
+        name: The setting.
+        value: The value as the setting's type.
+        given: The value as the caller gave it.
+    """
+    if name in _RANGES and not _RANGES[name](value):
+        raise wrong(name, given, SAMPLING.get(name) or REQUEST[name])
 
 
 def _is_number(value: Any) -> bool:
@@ -203,6 +303,14 @@ def integer_of(value: Any) -> int:
     if not _is_number(value):
         raise TypeError(f"{type(value).__name__} is not an integer")
     return operator.index(value)
+
+
+def _is_integer(value: Any) -> bool:
+    try:
+        integer_of(value)
+    except TypeError:
+        return False
+    return True
 
 
 def number_of(value: Any) -> float:
@@ -238,13 +346,13 @@ def integer(name: str, value: Any, low: int, high: int) -> int:
     except TypeError:
         number = None
     if number is None or not low <= number <= high:
-        raise InvalidRequest(f"{name} is {shown(value)}, expected an integer from {low} to {high}")
+        raise wrong(name, value, f"an integer from {low} to {high}")
     return number
 
 
 def set_option(target: Any, name: str, value: Any, expected: str) -> None:
     """Sets a field of a core struct; raises InvalidRequest for a value of another type or range."""
-    now = getattr(target, name)  # has the field's type
+    now, given = getattr(target, name), value  # `now` has the field's type
     try:
         if any(isinstance(value, kind) != isinstance(now, kind) for kind in (bool, str)):
             raise TypeError
@@ -254,7 +362,10 @@ def set_option(target: Any, name: str, value: Any, expected: str) -> None:
             value = number_of(value)
         setattr(target, name, value)
     except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidRequest(f"{name} is {shown(value)}, expected {expected}") from error
+        raise wrong(name, given, expected) from error
+    if name in _RANGES:
+        check_range(name, value, given)
+        check_range(name, getattr(target, name), given)  # a tiny number is 0 in 32 bits
 
 
 def retention_priority_of(value: float) -> float:
@@ -265,9 +376,18 @@ def retention_priority_of(value: float) -> float:
 
 
 def sampling_params(
-    given: Mapping[str, Any], eos_token_ids: Sequence[int]
+    given: Mapping[str, Any],
+    eos_token_ids: Sequence[int],
+    vocab: int | None = None,
+    prompt: int | None = None,
 ) -> tuple[_C.SamplingParams, int]:
     """Converts sampling settings; None means the default, and without a seed a random one is set.
+
+    Args:
+        given: The settings.
+        eos_token_ids: End tokens where the settings have none.
+        vocab: Size of the vocabulary, for the check of token ids. None: they are not checked.
+        prompt: Length of the prompt, for the check of `continued`. None: it is not checked.
 
     Returns:
         The core's struct and the seed that applies.
@@ -281,12 +401,41 @@ def sampling_params(
         check_count(name, value)
         if name in MOST_ENTRIES:
             value = _entries(name, value)
+            check_ids(name, dict(value) if name == "logit_bias" else value, vocab)
         set_option(params, name, value, SAMPLING[name])
-        if name in _LEAST and value < _LEAST[name]:
-            raise wrong(name, value, SAMPLING[name])
+    least, most = params.min_new_tokens, params.max_new_tokens
+    if 0 <= most < least:
+        raise wrong("min_new_tokens", least, f"at most {most}, the most tokens to generate")
+    if vocab is not None and params.logprobs > vocab:
+        raise wrong("logprobs", given["logprobs"], f"an integer from 0 to {vocab}")
+    if prompt is not None and params.continued > prompt:
+        raise wrong("continued", given["continued"], f"0 to {prompt}, the length of the prompt")
     if given.get("seed") is None:
         params.seed = secrets.randbits(63)
     return params, params.seed
+
+
+def check_ids(name: str, value: Any, vocab: int | None) -> None:
+    """Raises InvalidRequest for the first token id outside the vocabulary.
+
+    Args:
+        name: One of the settings of MOST_ENTRIES.
+        value: Its value: biases by token id, lists of token ids, or token ids.
+        vocab: Size of the vocabulary. None: nothing is checked.
+    """
+    if vocab is None:
+        return
+    if name == "logit_bias":
+        for token, bias in value.items():
+            if not 0 <= token < vocab:
+                expected = f"the bias of a token id from 0 to {vocab - 1}"
+                raise wrong(f"{name}.{token}", bias, expected)
+        return
+    for at, item in enumerate(value):
+        if name == "bad_words":
+            token_id_list(item, vocab, f"{name}[{at}]")
+        elif not 0 <= item < vocab:
+            raise wrong(f"{name}[{at}]", item, f"a token id from 0 to {vocab - 1}")
 
 
 def _entries(name: str, value: Any) -> list[Any]:
@@ -295,12 +444,32 @@ def _entries(name: str, value: Any) -> list[Any]:
         if name == "logit_bias":
             if not isinstance(value, Mapping):
                 raise TypeError
-            return [(integer_of(i), number_of(bias)) for i, bias in value.items()]
+            biases = [(integer_of(i), number_of(bias)) for i, bias in value.items()]
+            for (token, bias), given in zip(biases, value.values(), strict=True):
+                check_bias(token, bias, given)
+            return biases
         listed = list(itertools.islice(items_of(value), MOST_ENTRIES[name] + 1))
         check_count(name, listed)
-        return [ids_of(word) for word in listed] if name == "bad_words" else ids_of(listed)
+        if name != "bad_words":
+            return ids_of(listed)
+        words = [ids_of(word) for word in listed]
+        check_words(words)
+        return words
     except TypeError as error:
         raise wrong(name, value, SAMPLING[name]) from error
+
+
+def check_bias(token: int, bias: float, given: object) -> None:
+    """Raises InvalidRequest for a bias that the core's floats do not hold, but for -inf."""
+    if bias > _MAX_FLOAT:
+        raise wrong(f"logit_bias.{token}", given, "a finite number or -inf")
+
+
+def check_words(words: Sequence[Sequence[int]]) -> None:
+    """Raises InvalidRequest for an empty sequence among `bad_words`."""
+    for at, word in enumerate(words):
+        if not word:
+            raise wrong(f"bad_words[{at}]", word, "at least one token id")
 
 
 def request_options(given: Mapping[str, Any], kind: str = "generate") -> _C.RequestOptions:
@@ -317,14 +486,15 @@ def token_id_list(token_ids: Iterable[int], vocab: int, name: str = "token_ids")
     """Returns token ids as plain ints; InvalidRequest names the first outside the vocabulary."""
     # Sets and mappings have no order that the caller has chosen.
     if isinstance(token_ids, str | bytes | Set | Mapping) or not isinstance(token_ids, Iterable):
-        raise InvalidRequest(
-            f"{name} is a {type(token_ids).__name__}, expected a sequence of token ids"
-        )
+        kind = f"a {type(token_ids).__name__}"
+        raise wrong(name, token_ids, "a sequence of token ids", seen=kind)
+    items = list(token_ids)
     try:
-        ids = ids_of(token_ids)
+        ids = [integer_of(item) for item in items]
     except TypeError as error:
-        raise InvalidRequest(f"{name} holds a value that is not an integer: {error}") from error
+        at = next(i for i, item in enumerate(items) if not _is_integer(item))
+        raise wrong(f"{name}[{at}]", items[at], "an integer") from error
     if ids and not (min(ids) >= 0 and max(ids) < vocab):
         at = next(i for i, token in enumerate(ids) if not 0 <= token < vocab)
-        raise InvalidRequest(f"{name}[{at}] is {shown(ids[at])}, expected 0 to {vocab - 1}")
+        raise wrong(f"{name}[{at}]", ids[at], f"a token id from 0 to {vocab - 1}")
     return ids

@@ -76,7 +76,7 @@ def test_a_share_on_a_gpu_is_of_its_free_memory(config: Path, open_engine: Open)
     assert 60 << 20 < default.stats().cache_bytes <= 64 << 20
     for options, match in (
         ({"cache_memory": "900TiB"}, "KV cache [0-9]+ .cache_memory, .* the device's free memory"),
-        ({"cache_memory": 1000}, "cache_memory: got 1000 bytes, expected at least one page"),
+        ({"cache_memory": 1000}, "cache_memory is 1000 bytes, expected at least one page"),
     ):
         with pytest.raises(InvalidRequest, match=match):
             Engine(config, **{**SMALL, **options}, load_format="dummy")

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import turbomind._C as _C
-from turbomind.errors import InvalidRequest
 from turbomind.machine import available_memory, parse_bytes, parse_share, physical_memory
+from turbomind.params import wrong
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,11 @@ class CacheSize:
         self._limit = absent.cache_limit if value is None else None
         value = absent.cache_memory if value is None else value
         self.share = parse_share("cache_memory", value)
-        self.bytes = 0 if self.share is not None else _bytes(value)
+        self.bytes = (
+            0
+            if self.share is not None
+            else parse_bytes("cache_memory", value, " or a share like '90%'")
+        )
 
     def of(self, free: int) -> int:
         """Returns the bytes of the cache where `free` bytes are free."""
@@ -94,13 +98,6 @@ class CacheSize:
             options.cache_share = self.share
 
 
-def _bytes(value: object) -> int:
-    try:
-        return parse_bytes("cache_memory", value)
-    except InvalidRequest as error:
-        raise InvalidRequest(f"{error} or a share like '90%'") from None
-
-
 def pool_sizes(
     groups: list[_C.CacheGroup], options: _C.EngineOptions, cache_bytes: int = 0
 ) -> list[int]:
@@ -133,6 +130,5 @@ def _check(options: _C.EngineOptions, model: _C.Model) -> None:
         name = "cache_pages"
         size = pool_bytes(model.groups, options)
     if size > physical_memory():
-        raise InvalidRequest(
-            f"{name} asks for {size} bytes, expected at most this machine's {physical_memory()}"
-        )
+        expected = f"at most this machine's {physical_memory()} bytes"
+        raise wrong(name, size, expected, seen=f"{size} bytes")

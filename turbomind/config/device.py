@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import turbomind._C as _C
-from turbomind.errors import InvalidRequest
-from turbomind.params import integer
+from turbomind.params import integer, wrong
 
 if TYPE_CHECKING:
     from turbomind.loading.loader import ModelInfo
@@ -89,14 +88,12 @@ def rank_count(tp: object = None, device: object = "auto") -> int:
     elif named := os.environ.get(TP_VARIABLE, ""):
         asked = f"the environment variable {TP_VARIABLE}"
         if not named.isascii() or not named.isdigit() or not 1 <= int(named[:11]) <= _MAX_TP:
-            raise InvalidRequest(f"{asked} is {named!r}, expected an integer of 1 or more")
+            raise wrong(asked, named, "an integer of 1 or more")
         ranks = int(named)
     else:
         return listed or 1
     if listed and ranks != listed:
-        raise InvalidRequest(
-            f"{asked} is {ranks}, expected {listed}, the number of GPUs: {source} is {device!r}"
-        )
+        raise wrong(asked, ranks, f"{listed}, the number of GPUs: {source} is {device!r}")
     return ranks
 
 
@@ -214,24 +211,19 @@ def _named(device: object) -> tuple[object, str]:
 def _parse(device: object, source: str) -> tuple[str, list[int]]:
     """Returns "auto", "cpu", "cuda" or "cuda_emulated", and the GPUs that a device lists."""
     if not isinstance(device, str):
-        raise InvalidRequest(f"{source} is {device!r}, expected a string")
+        raise wrong(source, device, "a string")
     if device in ("auto", "cpu"):
         return device, []
     match = _GPUS.fullmatch(device)
     if match is None:
-        raise InvalidRequest(
-            f"{source} is {device!r}, expected 'auto', 'cpu', 'cuda' or 'cuda:' and numbers with "
-            "commas between them"
-        )
+        expected = "'auto', 'cpu', 'cuda' or 'cuda:' and numbers with commas between them"
+        raise wrong(source, device, expected)
     listed = [int(number) for number in match[2].split(",")] if match[2] else []
     if len(listed) > MAX_GPUS:
-        raise InvalidRequest(
-            f"{source} is {device!r}, {len(listed)} GPUs, expected at most {MAX_GPUS}"
-        )
+        seen = f"{device!r}, {len(listed)} GPUs"
+        raise wrong(source, device, f"at most {MAX_GPUS}", seen=seen)
     if listed and len(set(listed)) not in (1, len(listed)):
-        raise InvalidRequest(
-            f"{source} is {device!r}, expected GPUs that all differ, or one for all ranks"
-        )
+        raise wrong(source, device, "GPUs that all differ, or one for all ranks")
     return match[1], listed
 
 
@@ -242,15 +234,13 @@ def _options(device: object, source: str, deterministic: bool, ranks: int) -> li
     folders, kind = [], "emulated"
     if name == "cuda":
         if _is_missing(status := _C.cuda_status()):
-            raise InvalidRequest(f"{source} is {device!r}: {status}")
+            raise wrong(source, device, f"another device: {status}")
         folders, kind = library_folders(), "cuda"
     count = _count(kind)
     if max(listed, default=0) >= count:
-        raise InvalidRequest(f"{source} is {device!r}, expected GPUs from 0 to {count - 1}")
+        raise wrong(source, device, f"GPUs from 0 to {count - 1}")
     if not listed and ranks > (most := min(count, MAX_GPUS)):
-        raise InvalidRequest(
-            f"tp is {ranks}, expected at most {most}, the GPUs of {source} {device!r}"
-        )
+        raise wrong("tp", ranks, f"at most {most}, the GPUs of {source} {device!r}")
     return [_C.GpuOptions(kind, index, deterministic, folders) for index in listed or range(ranks)]
 
 
@@ -262,10 +252,8 @@ def _check_switches() -> None:
     """Refuses values that the core would refuse too, but after which "auto" would take the CPU."""
     for name, default in SWITCH_VARIABLES.items():
         if (value := os.environ.get(name, "")) not in _SWITCH:
-            raise InvalidRequest(
-                f'the environment variable {name} is "{value}", '
-                f"expected 0 (off) or 1 (on); the default is {default}"
-            )
+            expected = f"0 (off) or 1 (on); the default is {default}"
+            raise wrong(f"the environment variable {name}", value, expected)
 
 
 def _is_missing(status: str) -> bool:
@@ -276,10 +264,8 @@ def _deterministic(value: object) -> bool:
     if value is None:
         named = os.environ.get(DETERMINISTIC_VARIABLE, "")
         if named not in _SWITCH:
-            raise InvalidRequest(
-                f"the environment variable {DETERMINISTIC_VARIABLE} is {named!r}, expected 0 or 1"
-            )
+            raise wrong(f"the environment variable {DETERMINISTIC_VARIABLE}", named, "0 or 1")
         return _SWITCH[named]
     if not isinstance(value, bool):
-        raise InvalidRequest(f"deterministic is {value!r}, expected True, False or None")
+        raise wrong("deterministic", value, "True, False or None")
     return value

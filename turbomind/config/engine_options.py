@@ -8,10 +8,8 @@ from typing import Any
 
 import turbomind._C as _C
 from turbomind.config.defaults import CacheSize, defaults
-from turbomind.errors import InvalidRequest
 from turbomind.machine import physical_cores
-from turbomind.params import MAX_SIZE, integer, set_option
-from turbomind.shown import shown
+from turbomind.params import MAX_SIZE, integer, set_option, wrong
 
 _INT_MAX = (1 << 31) - 1
 _MAX_THREADS = 1024  # limit of the core's thread pool
@@ -50,9 +48,7 @@ def core_options(
             set_option(options, name, given[name], expected)
     set_option(options, "prefix_reuse", given.get("prefix_reuse", True), "True or False")
     if not 0 < options.step_ms < math.inf:
-        raise InvalidRequest(
-            f"step_ms is {shown(given['step_ms'])}, expected a number of milliseconds above 0"
-        )
+        raise wrong("step_ms", given["step_ms"], "a number of milliseconds above 0")
     return options, CacheSize(given.get("cache_memory"), absent)
 
 

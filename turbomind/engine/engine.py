@@ -51,14 +51,15 @@ from turbomind.params import (
     SAMPLING,
     RequestSettings,
     StreamSettings,
+    in_form,
     integer,
     refuse_unknown,
     request_options,
     sampling_params,
     set_option,
     token_id_list,
+    wrong,
 )
-from turbomind.shown import shown
 
 OPTIONS = (
     "device", "dtype", "quantize", "head", "group_size", "kv_dtype", "threads", "max_batch_size",
@@ -186,8 +187,9 @@ class Engine:
         self.threads = thread_count(threads)
         first = integer("seed", seed, 0, (1 << 64) - 1)
         if not isinstance(isa, str):
-            raise InvalidRequest(f"isa is {shown(isa)}, expected a string")
-        self.isa = _C.resolve_isa(isa)
+            raise wrong("isa", isa, "a string")
+        with in_form():
+            self.isa = _C.resolve_isa(isa)
         quantized = read_quantize(quantize, head, group_size)
         self._closed = False
 
@@ -239,13 +241,15 @@ class Engine:
 
         self.device_note: str | None = None
         try:
-            open_on(gpus)
+            with in_form():
+                open_on(gpus)
             return
         except (InvalidRequest, ModelError, InternalError) as refusal:
             if not gpus or not is_automatic(device):
                 raise
             note = f"{device_name(gpus)} does not take the model: {refusal}"
-        open_on([])  # raises errors that both devices have, in the CPU's words
+        with in_form():
+            open_on([])  # raises errors that both devices have, in the CPU's words
         self.device_note = note
         _log.warning("%s; the CPU computes", note)
 
@@ -318,7 +322,9 @@ class Engine:
         options = _C.HandleOptions()
         set_option(options, "persist", persist, "True or False")
         set_option(options, "salt", salt, "a string")
-        set_option(options, "retention_priority", retention_priority, "a number")
+        set_option(options, "retention_priority", retention_priority, REQUEST["retention_priority"])
+        if options.persist and not self._tiers.names:
+            raise wrong("persist", persist, "False: the engine has no host_memory or page_folder")
         return Handle(self, self._core.open(options), options.persist)
 
     def stream(
@@ -345,8 +351,9 @@ class Engine:
             EngineClosed: The engine was closed.
         """
         refuse_unknown("parameter", params, (*SAMPLING, *REQUEST))
-        sampling, seed = sampling_params(params, self.eos_token_ids)
-        return self._submit(token_ids, sampling, request_options(params), seed, inbox)
+        ids = token_id_list(token_ids, self.vocab_size)
+        sampling, seed = sampling_params(params, self.eos_token_ids, self.vocab_size, len(ids))
+        return self._submit(ids, sampling, request_options(params), seed, inbox)
 
     def generate(self, token_ids: Iterable[int], **params: Unpack[StreamSettings]) -> Generation:
         """Runs a request as `stream()` does and waits for its end.
@@ -412,7 +419,7 @@ class Engine:
         refuse_unknown("parameter", params, REQUEST)
         ids = token_id_list(token_ids, self.vocab_size)
         if not ids:
-            raise InvalidRequest("token_ids is empty, expected at least one token")
+            raise wrong("token_ids", ids, "at least one token", seen="empty")
         request_options(params)  # refuses wrong values before a handle is opened
         given: dict[str, Any] = {k: v for k, v in params.items() if v is not None}
         opening = {name: given.pop(name) for name in _OF_HANDLES if name in given}
@@ -480,7 +487,7 @@ class Engine:
     ) -> Stream:
         ids = token_id_list(token_ids, self.vocab_size)
         if not ids:
-            raise InvalidRequest("token_ids is empty, expected at least one token")
+            raise wrong("token_ids", ids, "at least one token", seen="empty")
         reader, waker = self._reader(inbox)
         return Stream(self._core.submit(ids, sampling, options, waker), seed, reader, self)
 
@@ -490,7 +497,7 @@ class Engine:
         The waker is the inbox's, else that of the asyncio loop of this thread, if one runs."""
         if inbox is not None:
             if not isinstance(inbox, Inbox):
-                raise InvalidRequest(f"inbox is {shown(inbox)}, expected an Inbox or None")
+                raise wrong("inbox", inbox, "an Inbox or None")
             return None, inbox.waker
         reader = self._wakers.current()
         return reader, reader[0].waker if reader else None
@@ -620,9 +627,7 @@ class Engine:
         if timeout is None:
             return self._flush(-1)
         if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not timeout >= 0:
-            raise InvalidRequest(
-                f"timeout is {shown(timeout)}, expected seconds, or None for no limit"
-            )
+            raise wrong("timeout", timeout, "seconds, or None for no limit")
         return self._flush(timeout)
 
     def _flush(self, seconds: float) -> Flushed:
@@ -698,7 +703,7 @@ def _close_at_exit() -> None:
 
 def _text(name: str, value: str) -> str:
     if not isinstance(value, str):
-        raise InvalidRequest(f"{name} is {shown(value)}, expected a string")
+        raise wrong(name, value, "a string")
     return value
 
 
@@ -707,5 +712,5 @@ def _path(name: str, value: str | os.PathLike[str] | None) -> Path | None:
         return None
     text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not isinstance(text, str) or not text:
-        raise InvalidRequest(f"{name} is {shown(value)}, expected the path of a file or None")
+        raise wrong(name, value, "the path of a file or None")
     return Path(text)

@@ -25,8 +25,8 @@ from turbomind.params import (
     retention_priority_of,
     sampling_params,
     token_id_list,
+    wrong,
 )
-from turbomind.shown import shown
 
 
 class HandleOwner(Protocol):
@@ -155,10 +155,8 @@ class Handle:
     def _sampling(self, params: Mapping[str, Any]) -> tuple[_C.SamplingParams, int]:
         refuse_unknown("parameter", params, (*SAMPLING, "priority", "exact"))
         if params.get("n") not in (None, 1):
-            raise InvalidRequest(
-                f"n is {shown(params['n'])}, expected 1 for a handle, which can fork"
-            )
-        return sampling_params(params, self._engine.eos_token_ids)
+            raise wrong("n", params["n"], "1 for a handle, which can fork")
+        return sampling_params(params, self._engine.eos_token_ids, self._engine.vocab_size)
 
     def truncate(self, length: int) -> None:
         """Drops the tokens from position `length` on; computes nothing.

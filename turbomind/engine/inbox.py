@@ -7,7 +7,7 @@ import select
 from typing import NoReturn
 
 import turbomind._C as _C
-from turbomind.errors import InvalidRequest
+from turbomind.params import wrong
 
 _LONGEST = 1e6  # seconds; poll() takes milliseconds of 32 bits
 
@@ -46,7 +46,7 @@ class Inbox:
             InvalidRequest: `seconds` is not a number of at least 0.
         """
         if seconds is not None and not (isinstance(seconds, int | float) and seconds >= 0):
-            raise InvalidRequest(f"seconds is {seconds!r}, expected a number of at least 0 or None")
+            raise wrong("seconds", seconds, "a number of at least 0 or None")
         self._poll.poll(None if seconds is None else math.ceil(min(seconds, _LONGEST) * 1000))
         return self.waker.drain()
 

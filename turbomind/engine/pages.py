@@ -16,6 +16,7 @@ import turbomind._C as _C
 from turbomind.config.limits import explain_limits
 from turbomind.engine.tiers import parse_quota
 from turbomind.machine import parse_bytes
+from turbomind.params import wrong
 
 PAGE_TOKENS = _C.PAGE_TOKENS
 PINNED = 2.0  # retention priority; pages at or above it are evicted last
@@ -177,10 +178,8 @@ class PageStore:
         """
         expected = _C.page_key(page.parent, page.token_ids)
         if page.key != expected:
-            raise _C.InvalidRequest(
-                f"page.key is {page.key.hex()}, expected {expected.hex()}, which follows from its "
-                "parent and token_ids"
-            )
+            follows = f"{expected.hex()}, which follows from its parent and token_ids"
+            raise wrong("page.key", page.key, follows, seen=page.key.hex())
         return self._core.write(
             page.parent,
             page.token_ids,

@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import NoReturn, TypeAlias
 
 import turbomind._C as _C
-from turbomind.errors import Error, InternalError, InvalidRequest
-from turbomind.params import integer
+from turbomind.errors import Error, InternalError
+from turbomind.params import integer, of_core, wrong
 
 _CHOICES = 256  # most choices of a request
 WAIT = 0.1  # seconds of one blocking wait; Python handles signals (Ctrl-C) between two waits
@@ -84,7 +84,7 @@ def _event(event: _C.Event) -> Event:
         logprobs=_logprobs(logprobs),
         progress=progress,
         finish_reason=reason,
-        error=event.error,
+        error=event.error and of_core(event.error),
         prompt_tokens=event.prompt_tokens,
         reused_tokens=event.reused_tokens,
         loaded_tokens=event.loaded_tokens,
@@ -297,9 +297,7 @@ class Stream:
         elif isinstance(choice, int) and not isinstance(choice, bool) and 0 <= choice < _CHOICES:
             self.request.cancel_choice(choice)
         else:
-            raise InvalidRequest(
-                f"choice is {choice!r}, expected an integer from 0 to {_CHOICES - 1}, or None"
-            )
+            raise wrong("choice", choice, f"an integer from 0 to {_CHOICES - 1}, or None")
 
     def set_priority(self, priority: int) -> None:
         """Changes the request's priority from the next step on. Any thread, any number of times.

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import turbomind._C as _C
-from turbomind.errors import InvalidRequest
 from turbomind.machine import parse_bytes, physical_memory
-from turbomind.shown import shown
+from turbomind.params import wrong
 
 KEY_BYTES = 16  # length of a block hash
 AUTO_QUOTA = -1  # a quota of the disk tier that the core chooses
@@ -123,17 +122,15 @@ class Tiers:
         if host_memory is not None:
             options.host_bytes = parse_bytes("host_memory", host_memory)
             if options.host_bytes > physical_memory():
-                raise InvalidRequest(
-                    f"host_memory asks for {options.host_bytes} bytes, expected at most this "
-                    f"machine's {physical_memory()}"
-                )
+                expected = f"at most this machine's {physical_memory()} bytes"
+                raise wrong("host_memory", host_memory, expected)
             self.names.append("host")
         if page_folder is not None:
             options.page_folder = _folder(page_folder)
             self.names.append("disk")
         options.disk_quota = parse_quota("disk_quota", disk_quota)
         if options.disk_quota > 0 and page_folder is None:
-            raise InvalidRequest(f"disk_quota is {disk_quota!r}, expected a page_folder too")
+            raise wrong("disk_quota", disk_quota, "a page_folder too")
 
     def residence(self, found: tuple[int, list[int]]) -> Residence:
         """Converts the core's prefix lengths per tier to names."""
@@ -178,25 +175,18 @@ def parse_quota(name: str, value: object) -> int:
         return 0
     if value == "auto":
         return AUTO_QUOTA
-    try:
-        return parse_bytes(name, value)
-    except InvalidRequest:
-        raise InvalidRequest(
-            f"{name} is {shown(value)}, expected bytes as an int or a text like '2GiB', or 'auto', "
-            "or None or 'none' for no limit"
-        ) from None
+    return parse_bytes(name, value, ", or 'auto', or None or 'none' for no limit")
 
 
 def key_list(keys: Iterable[bytes] | bytes | str) -> list[bytes]:
     """Returns block hashes as a list; raises InvalidRequest for a value that is none."""
     if isinstance(keys, bytes | str):
-        raise InvalidRequest(
-            f"keys is a single {type(keys).__name__}, expected a list of page keys"
-        )
+        seen = f"a single {type(keys).__name__}"
+        raise wrong("keys", keys, "a list of page keys", seen=seen)
     out = list(keys)
     for i, key in enumerate(out):
         if not isinstance(key, bytes) or len(key) != KEY_BYTES:
-            raise InvalidRequest(f"keys[{i}] is {key!r}, expected {KEY_BYTES} bytes")
+            raise wrong(f"keys[{i}]", key, f"{KEY_BYTES} bytes")
     return out
 
 
@@ -204,7 +194,7 @@ def _folder(value: str | os.PathLike[str]) -> str:
     try:
         path = os.fspath(value)
     except TypeError as error:
-        raise InvalidRequest(f"page_folder is {value!r}, expected a path") from error
+        raise wrong("page_folder", value, "a path") from error
     if not isinstance(path, str) or not path or "\0" in path:
-        raise InvalidRequest(f"page_folder is {value!r}, expected a path")
+        raise wrong("page_folder", value, "a path")
     return path

@@ -7,7 +7,8 @@ import re
 import textwrap
 from pathlib import Path
 
-from turbomind.errors import InvalidRequest, ModelError, NotFound
+from turbomind.errors import ModelError, NotFound
+from turbomind.params import wrong
 
 # Configs, weights, tokenizer. Sub-folders and consolidated* hold copies of the same weights.
 ALLOW = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
@@ -35,16 +36,14 @@ def resolve(
     """
     name = os.fspath(model) if isinstance(model, str | os.PathLike) else None
     if not isinstance(name, str) or not name:
-        raise InvalidRequest(f"model is {model!r}, expected the path of a folder or a hub name")
+        raise wrong("model", model, "the path of a folder or a hub name")
     path = Path(os.path.expanduser(name))  # as it is without a home directory
     if path.exists():
         if revision is not None:
-            raise InvalidRequest(
-                f"revision is {revision!r}, expected None for the local path {path}"
-            )
+            raise wrong("revision", revision, f"None for the local path {path}")
         return path
     if revision is not None and not isinstance(revision, str):
-        raise InvalidRequest(f"revision is {revision!r}, expected a string")
+        raise wrong("revision", revision, "a string")
     if not _NAME.fullmatch(name) or ".." in name:
         raise NotFound(f"no such folder: {name}")
     return _download(name, revision, [] if weights else ["*.safetensors"])

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import turbomind._C as _C
-from turbomind.errors import InvalidRequest, ModelError, NotFound
+from turbomind.errors import ModelError, NotFound
 from turbomind.files.checkpoint import Checkpoint, CheckpointFiles
 from turbomind.files.json_file import read_json
 from turbomind.gguf import fields as gguf_config
@@ -28,6 +28,7 @@ from turbomind.loading.tile_orders import tile_order
 from turbomind.models import Description, Family, Quantization, family_of
 from turbomind.models.config import token_id_list
 from turbomind.models.quantization import quantization_beside, quantization_of
+from turbomind.params import wrong
 from turbomind.quant.schemes import scheme_of
 from turbomind.shown import shown_name
 
@@ -349,16 +350,12 @@ def _check_quantize(
 ) -> None:
     """Raises InvalidRequest where matrices that are codes would be quantized again."""
     if quantize.method is None and not stored:
-        raise InvalidRequest(f"head is {quantize.head!r}, expected None without quantize")
+        raise wrong("head", quantize.head, "None without quantize")
     if quantize.method is not None and stored:
-        raise InvalidRequest(
-            f"quantize is {quantize.method!r}, expected None: {path} has quantized weights"
-        )
+        raise wrong("quantize", quantize.method, f"None: {path} has quantized weights")
     if chosen.keys() & stored.keys():
-        raise InvalidRequest(
-            f"head is {quantize.head!r}, expected None: {path} has it quantized as "
-            f"{stored[min(chosen.keys() & stored.keys())]}"
-        )
+        kind = stored[min(chosen.keys() & stored.keys())]
+        raise wrong("head", quantize.head, f"None: {path} has it quantized as {kind}")
 
 
 def _with_stored_head(path: Path, source: _Source) -> tuple[_Source, str]:
@@ -438,7 +435,7 @@ def check_load_format(load_format: str) -> None:
 
 def _check_choice(name: str, value: object, options: tuple[str, ...]) -> None:
     if value not in options:
-        raise InvalidRequest(f"{name} is {value!r}, expected one of {', '.join(options)}")
+        raise wrong(name, value, f"one of {', '.join(options)}")
 
 
 def _weight_dtype(dtype: str, config: Mapping[str, Any], gpu: bool) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import turbomind._C as _C
-from turbomind.errors import InvalidRequest
-from turbomind.shown import shown
+from turbomind.params import wrong
 
 METHODS = ("int8", "int4")
 NO_QUANTIZATION = "none"
@@ -61,9 +60,7 @@ def read_quantize(quantize: object, head: object, group_size: object) -> Quantiz
     """
     if quantize in (None, NO_QUANTIZATION):
         if group_size is not None:
-            raise InvalidRequest(
-                f"group_size is {shown(group_size)}, expected None without quantize"
-            )
+            raise wrong("group_size", group_size, "None without quantize")
         return None if head is None else Quantize(None, _choice("head", head, HEADS["int8"]))
     method = _choice("quantize", quantize, (*METHODS, NO_QUANTIZATION))
     if head is not None:
@@ -71,18 +68,16 @@ def read_quantize(quantize: object, head: object, group_size: object) -> Quantiz
     if group_size is None:
         return Quantize(method, head or "int8")
     if method != "int4":
-        raise InvalidRequest(
-            f"group_size is {shown(group_size)}, expected None with quantize {method!r}, which has "
-            "one scale per output"
-        )
+        expected = f"None with quantize {method!r}, which has one scale per output"
+        raise wrong("group_size", group_size, expected)
     if isinstance(group_size, bool) or group_size not in GROUP_SIZES:
-        raise InvalidRequest(f"group_size is {shown(group_size)}, expected 32, 64 or 128")
+        raise wrong("group_size", group_size, "32, 64 or 128")
     return Quantize(method, head or "int8", int(group_size))
 
 
 def _choice(name: str, value: object, options: tuple[str, ...]) -> str:
     if not isinstance(value, str) or value not in options:
-        raise InvalidRequest(f"{name} is {shown(value)}, expected one of {', '.join(options)}")
+        raise wrong(name, value, f"one of {', '.join(options)}")
     return value
 
 

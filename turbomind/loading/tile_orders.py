@@ -39,7 +39,7 @@ def tile_order(isa: str, table: Path = TABLE, processor: str | None = None) -> _
         return _C.TileOrder(chunk, stays, stream)
     except (KeyError, TypeError, InvalidRequest) as error:
         raise InvalidRequest(
-            f"{table}, {name!r}: got {entry!r}, expected {', '.join(FIELDS)}: {error}"
+            f"{name!r} in {table} is {entry!r}, expected {', '.join(FIELDS)}: {error}"
         ) from None
 
 

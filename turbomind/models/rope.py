@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from turbomind.errors import InvalidRequest
 from turbomind.models.config import Fields
 from turbomind.models.reference import rope_fields_read
-from turbomind.params import integer
+from turbomind.params import integer, wrong
 
 Float32 = npt.NDArray[np.float32]
 
@@ -180,10 +179,9 @@ def read_rope(
     outer = fields.number("rope_theta", 1.0001, MAX_THETA, 1e4)
     base = rope.number("rope_theta", 1.0001, MAX_THETA, outer)
     if length is not None and kind not in OF_A_LENGTH:
-        raise InvalidRequest(
-            f"rope_length is {length!r}, expected None: this model's rotation is {kind!r}, "
-            f"only {' and '.join(map(repr, OF_A_LENGTH))} depend on a length"
-        )
+        kinds = " and ".join(map(repr, OF_A_LENGTH))
+        expected = f"None: this model's rotation is {kind!r}, only {kinds} depend on a length"
+        raise wrong("rope_length", length, expected)
     dim = head_dim if kind == PROPORTIONAL else _rotated(rope, fields, rules, head_dim)
     table, attention, context = _build(kind, rope, fields, base, dim, max_positions, length)
     fields.raw("original_max_position_embeddings")  # which only some types use

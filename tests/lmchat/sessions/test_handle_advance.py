@@ -120,10 +120,10 @@ def test_advance_does_all_or_nothing(slow: turbomind.Engine) -> None:
                 [3],
                 {},
                 turbomind.InvalidRequest,
-                f"prefix_length: got {length + 1}, .* {length}",
+                f"^prefix_length is {length + 1}, .* {length}",
             ),
-            (0, [], {}, turbomind.InvalidRequest, "got no tokens"),
-            (5, [3], {"continued": 7}, turbomind.InvalidRequest, "continued: got 7, .*0 to 6"),
+            (0, [], {}, turbomind.InvalidRequest, "the prompt is empty"),
+            (5, [3], {"continued": 7}, turbomind.InvalidRequest, "^continued is 7, .*0 to 6"),
             (5, [3] * 9000, {}, turbomind.ContextFull, "9005 tokens"),
             (5, [3], {"max_new_tokens": 9000}, turbomind.ContextFull, "9000 new ones"),
         ):

@@ -169,7 +169,9 @@ def test_more_ranks_than_gpus_are_refused(machine: Machine) -> None:
         chosen("cuda", 3)
     machine("no CUDA device: no driver")
     for device in ("cuda:0,1", "cuda:7,7"):
-        with pytest.raises(InvalidRequest, match=f"^device is '{device}': no CUDA device: no dri"):
+        with pytest.raises(
+            InvalidRequest, match=f"^device is '{device}', .*: no CUDA device: no dri"
+        ):
             chosen(device)
 
 
