@@ -14,7 +14,7 @@ from typing import Any, NoReturn, Protocol
 
 from lmchat.bundled import find_model, name_of
 from lmchat.conversations.conversations import Conversations
-from lmchat.errors import EngineClosed, Error, InvalidRequest, NotFound
+from lmchat.errors import EngineClosed, Error, NotFound
 from lmchat.forks import watch
 from lmchat.generation import settings as settings_module
 from lmchat.generation.admission import MAX_QUEUE, MAX_WAIT, Admission, check_queue
@@ -51,6 +51,7 @@ from lmchat.text.template_class import TemplateInfo
 from lmchat.text.tokenizer import Tokenizer
 from turbomind import Engine, Forecast, ModelInfo, Residence, Stats
 from turbomind.config.limits import explain_limits
+from turbomind.params import wrong
 from turbomind.shown import shown
 
 _SWEEP_SECONDS = 5.0  # between two looks for sessions to close
@@ -278,10 +279,8 @@ class ChatEngine(StatelessVerbs):
         if is_new:
             return found
         if system is not None and system != found.system:
-            raise InvalidRequest(
-                f"system: session {name!r} has another one, expected none or the same; use "
-                "set_system()"
-            )
+            expected = f"None or that of the session {name!r}; set_system() changes it"
+            raise wrong("system", system, expected)
         if any(found.settings.get(k) != v for k, v in given.items()):
             found.set(**given)
         if any(found.template_variables.get(k) != v for k, v in variables.items()):
@@ -358,9 +357,7 @@ class ChatEngine(StatelessVerbs):
         if limit is not None and (
             isinstance(limit, bool) or not isinstance(limit, int) or limit < 0
         ):
-            raise InvalidRequest(
-                f"limit is {shown(limit)}, expected an integer of 0 or more, or None"
-            )
+            raise wrong("limit", limit, "an integer of 0 or more, or None")
         without = None if hidden or tag is not None else HIDDEN_TAG
         found = self._runtime.store.summaries(
             owner, search=search, tag=tag, without_tag=without, limit=limit, after=after

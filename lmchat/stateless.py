@@ -8,7 +8,6 @@ from typing import Any, Literal, overload
 from typing_extensions import Unpack
 
 from lmchat.conversations.conversations import Conversations
-from lmchat.errors import InvalidRequest
 from lmchat.generation import settings as settings_module
 from lmchat.generation.generation import Generation, Reply, ReplyStream
 from lmchat.generation.room import within
@@ -18,8 +17,7 @@ from lmchat.generation.stateless import StatelessGeneration
 from lmchat.sessions.runtime import Runtime
 from lmchat.store.protocol import check_text
 from turbomind import Engine
-from turbomind.params import token_id_list
-from turbomind.shown import shown
+from turbomind.params import token_id_list, wrong
 
 
 class StatelessVerbs:
@@ -157,9 +155,7 @@ class StatelessVerbs:
         """
         given = self._checked(messages, owner, template_variables, continue_final_message)
         if not isinstance(add_generation_prompt, bool):
-            raise InvalidRequest(
-                f"add_generation_prompt is {add_generation_prompt!r:.80}, expected True or False"
-            )
+            raise wrong("add_generation_prompt", add_generation_prompt, "True or False")
         prompt, _ = self._conversations.prompt(*given, add_generation_prompt, any_length=True)
         return prompt.token_ids
 
@@ -173,9 +169,7 @@ class StatelessVerbs:
         check_text("owner", owner)
         self._check_open()
         if not isinstance(continued, bool):
-            raise InvalidRequest(
-                f"continue_final_message is {continued!r:.80}, expected True or False"
-            )
+            raise wrong("continue_final_message", continued, "True or False")
         return messages, owner, template_variables, continued
 
     # --- prompts ---------------------------------------------------------------------------------
@@ -243,9 +237,9 @@ class StatelessVerbs:
         self._check_open()
         ids = self._ids(prompt)
         if not ids:
-            raise InvalidRequest("prompt is empty, expected at least one token")
+            raise wrong("prompt", prompt, "at least one token", seen="empty")
         effective = settings_module.merge(
-            settings, {}, self._runtime.model_settings, stateless=True
+            settings, {}, self._runtime.model_settings, stateless=True, vocab=self.core.vocab_size
         )
         effective = within(effective, len(ids), self.core.max_context, "the prompt")
         return StatelessGeneration(
@@ -294,5 +288,5 @@ class StatelessVerbs:
             self._runtime.check_fits(prompt)
             return self._runtime.tokenizer.encode(prompt)
         if not isinstance(prompt, Iterable):
-            raise InvalidRequest(f"prompt is {shown(prompt)}, expected a string or token ids")
-        return token_id_list(prompt, self.core.vocab_size)
+            raise wrong("prompt", prompt, "a string or token ids")
+        return token_id_list(prompt, self.core.vocab_size, "prompt")

@@ -18,7 +18,7 @@ from typing import Any, TypedDict, TypeVar
 import turbomind._C as _C
 from turbomind.errors import Error, InvalidRequest
 from turbomind.near import suggestion
-from turbomind.shown import shown
+from turbomind.shown import cut, shown
 
 
 class SamplingSettings(TypedDict, total=False):
@@ -196,14 +196,14 @@ def wrong(name: str, value: object, expected: str, *, seen: str | None = None) -
 
     Args:
         name: Its name, with the place in it: "min_p", "stop_strings[1]", "logit_bias.5". It is the
-            error's `param`, unless it has a space, as "the environment variable X".
+            error's `param`, unless it has spaces, as "the environment variable X".
         value: The value as the caller gave it. The message shows at most 120 characters of it.
         expected: What it may be.
         seen: A description in place of the value, such as "300 entries".
     """
     text = shown(value) if seen is None else seen
     error = InvalidRequest(f"{name} is {text}, expected {expected}")
-    error.param = None if " " in name else name
+    error.param = None if " " in _INDEX.sub("", name) else name
     return error
 
 
@@ -262,7 +262,7 @@ def refuse_unknown(what: str, given: Iterable[str], known: Iterable[str]) -> Non
     for name in given:
         if name not in known:
             hint = suggestion(str(name), known)
-            raise about(str(name), InvalidRequest(f"unknown {what} {shown(name)}{hint}"))
+            raise about(cut(str(name)), InvalidRequest(f"unknown {what} {shown(name)}{hint}"))
 
 
 def check_count(name: str, value: object) -> None:
@@ -360,7 +360,8 @@ def set_option(target: Any, name: str, value: Any, expected: str) -> None:
             value = integer_of(value)
         elif isinstance(now, float):
             value = number_of(value)
-        setattr(target, name, value)
+        with in_form():
+            setattr(target, name, value)
     except (TypeError, ValueError, OverflowError) as error:
         raise wrong(name, given, expected) from error
     if name in _RANGES:
@@ -429,7 +430,7 @@ def check_ids(name: str, value: Any, vocab: int | None) -> None:
         for token, bias in value.items():
             if not 0 <= token < vocab:
                 expected = f"the bias of a token id from 0 to {vocab - 1}"
-                raise wrong(f"{name}.{token}", bias, expected)
+                raise wrong(name_of_bias(token), bias, expected)
         return
     for at, item in enumerate(value):
         if name == "bad_words":
@@ -444,10 +445,7 @@ def _entries(name: str, value: Any) -> list[Any]:
         if name == "logit_bias":
             if not isinstance(value, Mapping):
                 raise TypeError
-            biases = [(integer_of(i), number_of(bias)) for i, bias in value.items()]
-            for (token, bias), given in zip(biases, value.values(), strict=True):
-                check_bias(token, bias, given)
-            return biases
+            return [(integer_of(i), bias_of(i, bias)) for i, bias in value.items()]
         listed = list(itertools.islice(items_of(value), MOST_ENTRIES[name] + 1))
         check_count(name, listed)
         if name != "bad_words":
@@ -459,10 +457,20 @@ def _entries(name: str, value: Any) -> list[Any]:
         raise wrong(name, value, SAMPLING[name]) from error
 
 
-def check_bias(token: int, bias: float, given: object) -> None:
-    """Raises InvalidRequest for a bias that the core's floats do not hold, but for -inf."""
+def name_of_bias(token: object) -> str:
+    """Returns the name of one entry of `logit_bias`, such as "logit_bias.5"."""
+    return f"logit_bias.{cut(token if isinstance(token, str) else shown(token), 40)}"
+
+
+def bias_of(token: object, value: Any) -> float:
+    """Returns the bias of a token as a float, which may be -inf."""
+    try:
+        bias = number_of(value)
+    except (TypeError, OverflowError) as error:
+        raise wrong(name_of_bias(token), value, "a number") from error
     if bias > _MAX_FLOAT:
-        raise wrong(f"logit_bias.{token}", given, "a finite number or -inf")
+        raise wrong(name_of_bias(token), value, "a finite number or -inf")
+    return bias
 
 
 def check_words(words: Sequence[Sequence[int]]) -> None:

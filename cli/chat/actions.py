@@ -419,7 +419,7 @@ def import_(chat: ChatContext, argument: str) -> None:
             Path(path), name, owner=chat.session.owner, notify=chat.screen.note
         )
     except InvalidRequest as error:
-        hint = "; /import FILE NAME gives another" if "is taken" in str(error) else ""
+        hint = "; /import FILE NAME gives another" if error.param == "name" else ""
         raise InvalidRequest(f"{error}{hint}") from None
     chat.go(session)
     views.place(chat)

@@ -383,7 +383,7 @@ def import_(
         try:
             record = import_session(store, page_store, file, name, owner, notify=notify)
         except InvalidRequest as error:
-            hint = "; --name gives another" if "is taken" in str(error) else ""
+            hint = "; --name gives another" if error.param == "name" else ""
             raise InvalidRequest(f"{error}{hint}") from None
     turns = sum(turn.role == "user" for turn in record.tree.path(record.leaf))
     model = f"; its model is {record.model!r}" if record.model else ""

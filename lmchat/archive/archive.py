@@ -19,6 +19,7 @@ from lmchat.archive.pages import ArchivePage, PlaceCheck
 from lmchat.errors import Error, InvalidRequest, with_public
 from lmchat.public_text import public_message
 from lmchat.store.records import SessionRecord
+from turbomind.params import wrong
 
 File = str | os.PathLike[str] | IO[bytes]
 T = TypeVar("T")
@@ -187,5 +188,5 @@ def _take_name(name: str, path: Path, force: bool) -> None:
 
 
 def _exists(path: Path) -> Error:
-    error = InvalidRequest(f"{path} exists, expected a new name, or force to replace it")
+    error = wrong("path", str(path), "a new name, or force to replace what exists")
     return with_public(error, "the archive exists, expected a new name, or force to replace it")

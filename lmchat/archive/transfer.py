@@ -15,8 +15,9 @@ from lmchat.archive.document import check_vocabulary
 from lmchat.archive.pages import ArchivePage, page_places
 from lmchat.errors import InvalidRequest
 from lmchat.page_size import PAGE_TOKENS
-from lmchat.store.protocol import Store, check_name
+from lmchat.store.protocol import Store, check_name, taken
 from lmchat.store.records import Exported, SessionRecord, now
+from turbomind.params import wrong
 
 if TYPE_CHECKING:
     from turbomind.engine.pages import PageStore
@@ -108,9 +109,7 @@ def import_session(
         last_used=min(record.last_used, now()),  # a date in the future would stay the last used
     )
     if store.find(owner, record.name) is not None:
-        raise InvalidRequest(
-            f"session name {record.name!r} is taken, expected another one for the import"
-        )
+        raise taken(record.name)
     record = store.add(record)
     if len(archive.pages):
         reason = "no place for them was given" if page_store is None else None
@@ -213,7 +212,7 @@ def _no_pages(record: SessionRecord, fingerprint: str | None) -> str | None:
 
 def _check_path(path: object) -> None:
     if not isinstance(path, str | os.PathLike):
-        raise InvalidRequest(f"path is {path!r}, expected the path of a file")
+        raise wrong("path", path, "the path of a file")
 
 
 def _notify(notify: Notify | None, text: str) -> None:

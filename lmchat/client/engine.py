@@ -31,6 +31,7 @@ from lmchat.generation.ticket import QueueStats
 from lmchat.store.protocol import check_name
 from lmchat.text.template_class import TemplateInfo
 from turbomind import Residence, Stats
+from turbomind.params import wrong
 from turbomind.shown import shown
 
 _PAGE = 100  # sessions of one request
@@ -116,7 +117,7 @@ class RemoteEngine:
             self._facts = self._connection.call("GET", "/v1/engine")
         except NotFound as error:
             self._connection.close()
-            raise InvalidRequest(f"url is {shown(url)}, which is not an lmchat server") from error
+            raise wrong("url", url, "that of an lmchat server") from error
         except BaseException:
             self._connection.close()
             raise
@@ -212,9 +213,7 @@ class RemoteEngine:
         if limit is not None and (
             isinstance(limit, bool) or not isinstance(limit, int) or limit < 0
         ):
-            raise InvalidRequest(
-                f"limit is {shown(limit)}, expected an integer of 0 or more, or None"
-            )
+            raise wrong("limit", limit, "an integer of 0 or more, or None")
         query = {"search": search, "tag": tag, "after": after}
         given = {name: value for name, value in query.items() if value is not None}
         if hidden:
@@ -284,7 +283,7 @@ class RemoteEngine:
                     content=iter(lambda: file.read(_PIECE), b""),
                 )
         except OSError as error:
-            raise InvalidRequest(f"{path} cannot be read: {error.strerror}") from error
+            raise wrong("path", str(path), f"a file that can be read: {error.strerror}") from error
         found = json.loads(answer.content)
         for notice in found["left_out"]:
             if notify is not None:
@@ -514,9 +513,7 @@ class RemoteEngine:
         if self._is_closed:
             raise EngineClosed("the remote engine has been closed")
         if owner is not None and owner != self.owner:
-            raise InvalidRequest(
-                f"owner is {shown(owner)}, expected {self.owner!r}, which the API key names"
-            )
+            raise wrong("owner", owner, f"{self.owner!r}, which the API key names")
 
     def close(self) -> None:
         """Stops the generations of this client and closes its connections. Idempotent."""
@@ -552,7 +549,7 @@ def _prompt(prompt: str | Iterable[int]) -> str | list[int]:
     if isinstance(prompt, str):
         return prompt
     if not isinstance(prompt, Iterable):
-        raise InvalidRequest(f"prompt is {shown(prompt)}, expected a string or token ids")
+        raise wrong("prompt", prompt, "a string or token ids")
     return list(prompt)
 
 

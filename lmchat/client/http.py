@@ -23,7 +23,7 @@ from lmchat.errors import (
     StoreError,
     Unreachable,
 )
-from turbomind.shown import shown
+from turbomind.params import wrong
 
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 600.0
@@ -63,7 +63,7 @@ class Connection:
         if url.startswith(_UNIX):
             path = url.removeprefix(_UNIX).removeprefix("//")
             if not path.startswith("/"):
-                raise InvalidRequest(f"url is {shown(url)}, expected unix:/PATH of a socket")
+                raise wrong("url", url, "unix:/PATH of a socket")
             base, transport = "http://localhost", httpx.HTTPTransport(uds=path)
         else:
             is_local = _check(url)
@@ -238,15 +238,13 @@ def _check(url: str) -> bool:
     except ValueError:
         host, parts = None, urlsplit("")
     if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
-        raise InvalidRequest(
-            f"url is {shown(url)}, expected http://HOST:PORT, https://HOST or unix:/PATH"
-        )
+        raise wrong("url", url, "http://HOST:PORT, https://HOST or unix:/PATH")
     return host in _LOOPBACK
 
 
 def _checked(api_key: str) -> str:
     if not api_key or not api_key.isascii() or not api_key.isprintable() or " " in api_key:
-        raise InvalidRequest("api_key is malformed, expected printable ASCII without spaces")
+        raise wrong("api_key", "", "printable ASCII without spaces", seen="malformed")
     return api_key
 
 

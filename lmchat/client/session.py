@@ -18,7 +18,7 @@ from lmchat.client.generation import LINGER, RemoteGeneration
 from lmchat.client.http import ANSWER_SECONDS, Connection
 from lmchat.client.record import DETAILS, RemoteRecord
 from lmchat.client.values import branch_of, reply_of, turn_of
-from lmchat.errors import Error, InvalidRequest, NotFound, Unreachable
+from lmchat.errors import Error, NotFound, Unreachable
 from lmchat.generation.reply import Reply
 from lmchat.generation.reply_stream import Follower, ReplyStream
 from lmchat.generation.settings import GenerationSettings, as_json
@@ -26,7 +26,7 @@ from lmchat.sessions.branches import Branch
 from lmchat.store.records import Exported
 from lmchat.store.turns import Turn
 from turbomind import Residence
-from turbomind.shown import shown
+from turbomind.params import wrong
 
 
 class Opener(Protocol):
@@ -488,7 +488,7 @@ class RemoteSession(RemoteRecord):
         self._check_open()
         file = Path(path)
         if file.exists() and not force:
-            raise InvalidRequest(f"{file} exists, expected a new file, or force=True")
+            raise wrong("path", str(file), "a new name, or force to replace what exists")
         query = {"pages": "true"} if pages else {}
         answer = self._connection.open(
             "GET", f"{self._path}/export", query=query, silence=ANSWER_SECONDS
@@ -560,5 +560,5 @@ def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
             try:
                 found[name] = dict(value) if isinstance(value, Mapping) else list(value)
             except TypeError:
-                raise InvalidRequest(f"{name} is {shown(value)}, expected a JSON value") from None
+                raise wrong(name, value, "a JSON value") from None
     return found

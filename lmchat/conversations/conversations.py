@@ -89,7 +89,11 @@ class Conversations:
         """
         started = time.perf_counter()
         effective = settings_module.merge(
-            settings, {}, self._runtime.model_settings, stateless=True
+            settings,
+            {},
+            self._runtime.model_settings,
+            stateless=True,
+            vocab=self._runtime.core.vocab_size,
         )
         prompt, asked = self.prompt(messages, owner, template_variables, continued)
         length, context = len(prompt.token_ids), self._runtime.core.max_context

@@ -11,10 +11,10 @@ from datetime import datetime
 from typing import Any
 
 from lmchat.conversations.known_replies import KnownReplies
-from lmchat.errors import InvalidRequest
 from lmchat.store.turns import Message
 from lmchat.text.conversation import Conversation
 from lmchat.text.reasoning import REASONING_FIELDS, ReasoningFormat
+from turbomind.params import wrong
 
 _ROLE = re.compile(r"[\w .-]+")
 _DEEPEST = 32  # nested values in a message
@@ -44,61 +44,41 @@ def check_messages(
         InvalidRequest: there are none, one is no message, or a reply is last that does not go on.
     """
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
-        raise InvalidRequest(
-            f"messages is a {type(messages).__name__}, expected a list of messages"
-        )
+        raise wrong("messages", messages, "a list of messages")
     found = [_message(i, message) for i, message in enumerate(messages)]
     if not found:
-        raise InvalidRequest("messages is empty, expected at least one message")
-    is_reply = found[-1]["role"] == "assistant"
+        raise wrong("messages", found, "at least one message", seen="empty")
+    is_reply, last = found[-1]["role"] == "assistant", f"messages[{len(found) - 1}]"
     if continued and not is_reply:
-        raise InvalidRequest(
-            f"continue_final_message is True and the last message is of "
-            f"{found[-1]['role']!r:.80}, expected one of 'assistant'"
-        )
+        raise wrong(f"{last}.role", found[-1]["role"], "'assistant' with continue_final_message")
     if continued and not found[-1]["content"]:
-        raise InvalidRequest("the last message has no content, expected a string to continue")
+        raise wrong(f"{last}.content", "", "a string to continue")
     if is_reply and prompts and not continued:
-        raise InvalidRequest(
-            "the last message is of 'assistant', expected another role, or "
-            "continue_final_message=True to let the reply continue it"
-        )
+        expected = "another role, or continue_final_message to let the reply continue it"
+        raise wrong(f"{last}.role", "assistant", expected)
     return found
 
 
 def _message(i: int, message: Mapping[str, Any]) -> Message:
     if not isinstance(message, Mapping):
-        raise InvalidRequest(
-            f"messages[{i}] is a {type(message).__name__}, expected a mapping with 'role' and "
-            "'content'"
-        )
+        raise wrong(f"messages[{i}]", message, "a mapping with 'role' and 'content'")
     found = {key: _plain(f"messages[{i}]", value) for key, value in message.items()}
     if not isinstance(found.get("role"), str) or not all(isinstance(key, str) for key in found):
-        raise InvalidRequest(
-            f"messages[{i}] has the role {found.get('role')!r:.80}, expected a string"
-        )
+        raise wrong(f"messages[{i}].role", found.get("role"), "a string")
     if not _ROLE.fullmatch(found["role"]):  # templates write it between the signs of a mark
-        raise InvalidRequest(
-            f"messages[{i}] has the role {found['role']!r:.80}, expected letters, digits, '_', "
-            "'-', '.' and spaces"
-        )
+        expected = "letters, digits, '_', '-', '.' and spaces"
+        raise wrong(f"messages[{i}].role", found["role"], expected)
     content = found.setdefault("content", None)
     if content is None and len(found) > 2 and found["role"] == "assistant":
         found["content"] = ""  # of a reply that calls a tool
     elif not isinstance(content, str):
-        raise InvalidRequest(
-            f"messages[{i}] has {_kind(content)} as its content, expected a string"
-        )
+        raise wrong(f"messages[{i}].content", content, "a string")
     for name in REASONING_FIELDS:
         if found.get(name) is None:
             found.pop(name, None)
         elif not isinstance(found[name], str):
-            raise InvalidRequest(f"messages[{i}] has {_kind(found[name])} as {name}, expected text")
+            raise wrong(f"messages[{i}].{name}", found[name], "a string")
     return found
-
-
-def _kind(value: object) -> str:
-    return "nothing" if value is None else f"a {type(value).__name__}"
 
 
 def _plain(where: str, value: Any, depth: int = 0) -> Any:
@@ -110,10 +90,8 @@ def _plain(where: str, value: Any, depth: int = 0) -> Any:
             return {key: _plain(where, part, depth + 1) for key, part in value.items()}
         if isinstance(value, list | tuple):
             return [_plain(where, part, depth + 1) for part in value]
-    raise InvalidRequest(
-        f"{where} holds a {type(value).__name__}, expected texts, numbers, lists and mappings, "
-        f"nested up to {_DEEPEST} deep"
-    )
+    expected = f"strings, numbers, lists and mappings, nested up to {_DEEPEST} deep"
+    raise wrong(where, value, expected, seen=f"a mapping with a {type(value).__name__}")
 
 
 def recognized(

@@ -14,11 +14,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from lmchat.errors import InternalError, InvalidRequest, Overloaded
+from lmchat.errors import InternalError, Overloaded
 from lmchat.generation.fair_shares import Account, FairShares
 from lmchat.generation.ticket import QueueStats, Ticket
 from lmchat.generation.wait_prediction import UNKNOWN, WaitPrediction
-from turbomind.shown import shown
+from turbomind.params import wrong
 
 LIVE_IN_A_ROW = 8
 """Live turns that may pass a waiting request of the other kind before one of those is served."""
@@ -33,9 +33,9 @@ _RESERVED_PART = 8  # live turns leave at least 1 / 8 of the slots to other requ
 def check_queue(max_queue: int = MAX_QUEUE, max_wait: float = MAX_WAIT) -> None:
     """Raises InvalidRequest for a number of requests or a time that is out of range."""
     if isinstance(max_queue, bool) or not isinstance(max_queue, int) or max_queue < 0:
-        raise InvalidRequest(f"max_queue is {shown(max_queue)}, expected an integer of 0 or more")
+        raise wrong("max_queue", max_queue, "an integer of 0 or more")
     if isinstance(max_wait, bool) or not isinstance(max_wait, int | float) or not max_wait > 0:
-        raise InvalidRequest(f"max_wait is {shown(max_wait)}, expected a number above 0")
+        raise wrong("max_wait", max_wait, "a number above 0")
 
 
 class Admission:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from lmchat.errors import ContextFull, context_full
 from lmchat.generation.settings import Effective
+from turbomind.params import about
 
 
 def check_prompt(length: int, context: int, what: str) -> None:
@@ -54,7 +55,10 @@ def within(effective: Effective, prompt: int, context: int, what: str) -> Effect
 def _too_long(
     setting: str, value: int, room: int, prompt: int, context: int, what: str
 ) -> ContextFull:
-    return context_full(
-        f"{setting} is {value}, expected at most {room} after the {prompt} tokens of {what}",
-        context,
+    return about(
+        setting,
+        context_full(
+            f"{setting} is {value}, expected at most {room} after the {prompt} tokens of {what}",
+            context,
+        ),
     )

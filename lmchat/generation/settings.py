@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from lmchat.errors import InvalidRequest, ModelError
 from turbomind.params import (
+    MOST_ENTRIES,
     SAMPLING,
+    bias_of,
     check_count,
+    check_ids,
+    check_range,
+    check_words,
     ids_of,
     integer_of,
     items_of,
@@ -130,28 +135,9 @@ _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_pen
             "frequency_penalty")  # fmt: skip
 _FLAGS = ("do_sample", "ignore_eos", "exact", "skip_special_tokens")
 _ID_LISTS = ("stop_token_ids", "eos_token_ids")
-_LARGEST = (2.0 - 2.0**-23) * 2.0**127  # of the core's 32-bit floats
-_MAX_SEED = (1 << 64) - 1
-_MOST_LOGPROBS = 256
-_MOST_CHOICES = 256
 MOST_STOPS = 256
 MOST_STOP_CHARACTERS = 4_096
 """Most stop strings, and the length of each: every token of a reply is searched for them."""
-
-_RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "max_new_tokens": (lambda v: v >= 1, "an integer of at least 1"),
-    "min_new_tokens": (lambda v: v >= 0, "an integer of at least 0"),
-    "temperature": (lambda v: 0 <= v <= _LARGEST, "a number of at least 0"),
-    "top_k": (lambda v: v >= 0, "an integer of at least 0"),
-    "top_p": (lambda v: 0 < v <= 1, "a number above 0, at most 1"),
-    "min_p": (lambda v: 0 <= v <= 1, "a number from 0 to 1"),
-    "repetition_penalty": (lambda v: 0 < v <= _LARGEST, "a number above 0"),
-    "presence_penalty": (lambda v: abs(v) <= _LARGEST, "a finite number"),
-    "frequency_penalty": (lambda v: abs(v) <= _LARGEST, "a finite number"),
-    "seed": (lambda v: 0 <= v <= _MAX_SEED, f"an integer from 0 to {_MAX_SEED}"),
-    "logprobs": (lambda v: 0 <= v <= _MOST_LOGPROBS, f"an integer from 0 to {_MOST_LOGPROBS}"),
-    "n": (lambda v: 1 <= v <= _MOST_CHOICES, f"an integer from 1 to {_MOST_CHOICES}"),
-}
 
 _SAMPLING_NUMBERS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _DEFAULT_TOP_K = 50  # the default of transformers if do_sample is set
@@ -195,14 +181,15 @@ class Effective:
         return frozenset([*ends, *params.get("stop_token_ids", ())])
 
 
-def validate(settings: Mapping[str, Any], *, stateless: bool = False) -> dict[str, Any]:
+def validate(
+    settings: Mapping[str, Any], *, stateless: bool = False, vocab: int | None = None
+) -> dict[str, Any]:
     """Returns the settings as plain values, without those that are None.
-
-    The engine checks that token ids are in the vocabulary.
 
     Args:
         settings: values by the names of settings.
         stateless: whether they are for a generation without a session.
+        vocab: size of the vocabulary, for the check of token ids. None: the engine checks them.
 
     Raises:
         InvalidRequest: names the setting, its value and the expected one.
@@ -211,34 +198,28 @@ def validate(settings: Mapping[str, Any], *, stateless: bool = False) -> dict[st
         settings = _of_a_session(settings)
     refuse_unknown("setting", settings, STATELESS_SETTINGS if stateless else SETTINGS)
     given = {name: _plain(name, value) for name, value in settings.items() if value is not None}
-    # The core checks types, sizes of integers and contents of lists.
+    # The core's struct has smaller integers and floats.
     sampling_params({name: value for name, value in given.items() if name in SAMPLING}, ())
-    for name, (fits, expected) in _RANGES.items():
-        if name in given and not fits(given[name]):
-            raise wrong(name, given[name], expected)
+    for name in MOST_ENTRIES:
+        if name in given:
+            biases = name == "logit_bias"
+            sent = zip(given[name], settings[name].values(), strict=True) if biases else ()
+            check_ids(name, dict(sent) if biases else given[name], vocab)
     if given.get("do_sample") and given.get("temperature") == 0:
-        raise InvalidRequest("do_sample is True with temperature 0, expected one above 0 with it")
+        raise wrong("do_sample", True, "False, or a temperature above 0")
     return given
 
 
-def check_usable(settings: Mapping[str, Any], vocab_size: int, max_context: int) -> None:
-    """Refuses settings that every reply of this model would refuse.
+def check_length(settings: Mapping[str, Any], max_context: int) -> None:
+    """Refuses lengths that every reply of this model would refuse.
 
     Args:
         settings: settings as `validate()` returns them.
-        vocab_size: ids of tokens are below it.
         max_context: most tokens of prompt and reply together.
 
     Raises:
         InvalidRequest: names the setting, its value and the expected one.
     """
-    ids = {name: list(settings.get(name, ())) for name in (*_ID_LISTS, "logit_bias")}
-    ids["bad_words"] = [i for word in settings.get("bad_words", ()) for i in word]
-    for name, listed in ids.items():
-        for at, token in enumerate(listed):
-            if not 0 <= token < vocab_size:
-                expected = f"a token id from 0 to {vocab_size - 1}"
-                raise wrong(name if name == "bad_words" else f"{name}[{at}]", token, expected)
     for name in ("max_new_tokens", "min_new_tokens"):
         if settings.get(name, 0) >= max_context:
             expected = f"less than {max_context}, the longest context of this model"
@@ -250,14 +231,17 @@ def _of_a_session(settings: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(settings)
     n, skip = found.pop("n", None), found.pop("skip_special_tokens", None)
     if n is not None:
-        raise InvalidRequest(
-            f"n is {n!r:.40}, expected to be left out in a session, whose replies have one choice: "
-            "use ChatEngine.generate(), or retry() for another reply"
+        raise wrong(
+            "n",
+            n,
+            "to be left out in a session, whose replies have one choice: use "
+            "ChatEngine.generate(), or retry() for another reply",
         )
     if skip is not None:
-        raise InvalidRequest(
-            f"skip_special_tokens is {skip!r:.40}, expected to be left out in a session: read "
-            "Reply.token_ids for the special tokens"
+        raise wrong(
+            "skip_special_tokens",
+            skip,
+            "to be left out in a session: read Reply.token_ids for the special tokens",
         )
     return found
 
@@ -269,17 +253,19 @@ def merge(
     *,
     attempt: int = 0,
     stateless: bool = False,
+    vocab: int | None = None,
 ) -> Effective:
     """Merges the settings: the call's override the session's, which override the model's.
 
-    None means "not given". `stateless` is as in `validate()`. `do_sample=False` is temperature 0.
-    A temperature samples even if a lower layer is greedy. Without a seed, a random one is chosen.
+    None means "not given". `stateless` is as in `validate()`, and `vocab`, for the call's settings:
+    a session that was stored with others opens. `do_sample=False` is temperature 0. A temperature
+    samples even if a lower layer is greedy. Without a seed, a random one is chosen.
 
     Raises:
         InvalidRequest: a value is out of range, or values contradict each other.
     """
     found = dict(model)
-    for layer in (validate(session), validate(call, stateless=stateless)):
+    for layer in (validate(session), validate(call, stateless=stateless, vocab=vocab)):
         sample = layer.pop("do_sample", None)
         if sample is False:
             layer["temperature"] = 0.0
@@ -288,7 +274,7 @@ def merge(
         found |= layer
     most, least = found.get("max_new_tokens"), found.get("min_new_tokens", 0)
     if most is not None and least > most:
-        raise InvalidRequest(f"min_new_tokens is {least}, expected at most max_new_tokens, {most}")
+        raise wrong("min_new_tokens", least, f"at most {most}, the most tokens to generate")
     stops = tuple(found.pop("stop_strings", ()))
     skip = bool(found.pop("skip_special_tokens", True))
     found["attempt"] = attempt
@@ -372,21 +358,21 @@ def as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _plain(name: str, value: Any) -> Any:
     """Returns the value as plain Python of the setting's type."""
     check_count(name, value)
-    expected = _RANGES[name][1] if name in _RANGES else SAMPLING.get(name, "True or False")
+    expected = SAMPLING.get(name, "True or False")
     try:
         if name == "stop_strings":
             return _stop_strings(value)
         if name in _FLAGS:
             return _flag(value)
-        if name in _INTEGERS:
-            return integer_of(value)
-        if name in _NUMBERS:
-            return number_of(value)
+        if name in _INTEGERS or name in _NUMBERS:
+            number = integer_of(value) if name in _INTEGERS else number_of(value)
+            check_range(name, number, value)
+            return number
         if name in _ID_LISTS:
             return ids_of(value)
         if name == "bad_words":
             return _words(value)
-        return {integer_of(_key(i)): _bias(bias) for i, bias in value.items()}  # logit_bias
+        return {integer_of(_key(i)): _bias(i, bias) for i, bias in value.items()}  # logit_bias
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise wrong(name, value, expected) from error
 
@@ -399,8 +385,7 @@ def _flag(value: Any) -> bool:
 
 def _words(value: Any) -> list[list[int]]:
     words = [ids_of(word) for word in items_of(value)]
-    if not all(words):
-        raise ValueError
+    check_words(words)
     return words
 
 
@@ -408,25 +393,20 @@ def _key(value: Any) -> Any:
     return int(value) if isinstance(value, str) else value  # JSON has only text keys
 
 
-def _bias(value: Any) -> float:
-    bias = -math.inf if isinstance(value, str) and value == MINUS_INFINITY else number_of(value)
-    if bias > _LARGEST:
-        raise ValueError
-    return bias
+def _bias(token: Any, value: Any) -> float:
+    if isinstance(value, str) and value == MINUS_INFINITY:
+        return -math.inf
+    return bias_of(token, value)
 
 
 def _stop_strings(value: Any) -> list[str]:
     texts = [value] if isinstance(value, str) else list(items_of(value))
     if len(texts) > MOST_STOPS:
-        raise InvalidRequest(
-            f"stop_strings has {len(texts)} entries, expected at most {MOST_STOPS}"
-        )
+        raise wrong("stop_strings", texts, f"at most {MOST_STOPS}", seen=f"{len(texts)} entries")
     for i, text in enumerate(texts):
         if not isinstance(text, str) or not text:
             raise wrong(f"stop_strings[{i}]", text, "a string that is not empty")
         if len(text) > MOST_STOP_CHARACTERS:
-            raise InvalidRequest(
-                f"stop_strings[{i}] has {len(text)} characters, expected at most "
-                f"{MOST_STOP_CHARACTERS}"
-            )
+            most, seen = MOST_STOP_CHARACTERS, f"{len(text)} characters"
+            raise wrong(f"stop_strings[{i}]", text, f"at most {most}", seen=seen)
     return texts

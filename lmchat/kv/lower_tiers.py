@@ -13,10 +13,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmchat.errors import Error, InvalidRequest
+from lmchat.errors import Error
 from lmchat.store.prefixes import PAGE, SharedPrefix
 from turbomind import Engine, Flushed, Handle
 from turbomind.engine.tiers import parse_quota
+from turbomind.params import wrong
 
 if TYPE_CHECKING:
     from turbomind.engine.pages import PageStore
@@ -156,7 +157,7 @@ def tier_options(
     """
     parse_quota("disk_quota", disk_quota)
     if not isinstance(persist_pages, bool):
-        raise InvalidRequest(f"persist_pages is {persist_pages!r}, expected True or False")
+        raise wrong("persist_pages", persist_pages, "True or False")
     if folder is None or not persist_pages:
         return {}
     return {

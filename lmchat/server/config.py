@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
-from lmchat.errors import InvalidRequest
 from lmchat.server.origins import parse_origins
 from lmchat.server.root_path import parse_root_path
+from turbomind.params import wrong
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -72,9 +72,7 @@ class Limits:
             kinds = (int, float) if one.type == "float" else (int,)
             if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < math.inf:
                 expected = "a number" if one.type == "float" else "an integer"
-                raise InvalidRequest(
-                    f"limit {one.name} is {value!r}, expected {expected} greater than 0"
-                )
+                raise wrong(f"limit {one.name}", value, f"{expected} greater than 0")
 
 
 @dataclass(frozen=True)

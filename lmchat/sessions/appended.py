@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lmchat.errors import InvalidRequest
 from lmchat.sessions.planner import Planner
 from lmchat.sessions.runtime import Runtime
 from lmchat.store.records import SessionRecord
 from lmchat.store.turns import Turn, TurnTree
-from turbomind.shown import shown
+from turbomind.params import wrong
 
 _SEPARATOR = "\n\n"
 
@@ -111,19 +110,15 @@ def rounds_of_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Roun
     for number, message in enumerate(messages):
         role, text = message.get("role"), message.get("content")
         if not isinstance(text, str):
-            raise InvalidRequest(f"messages[{number}].content is not a string")
+            raise wrong(f"messages[{number}].content", text, "a string")
         expected = "assistant" if number % 2 else "user"
         if role != expected:
-            raise InvalidRequest(
-                f"messages[{number}] is of {str(role)[:20]!r}, expected {expected!r}: users and "
-                "assistants take turns"
-            )
+            expected = f"{expected!r}: users and assistants take turns"
+            raise wrong(f"messages[{number}].role", role, expected)
         parts = message.get(PARTS)
         if parts and texts_of(text, parts) is None:
-            raise InvalidRequest(
-                f"messages[{number}].{PARTS} is {shown(parts)}, expected lengths of strings that "
-                "empty lines join to content"
-            )
+            expected = "lengths of strings that empty lines join to content"
+            raise wrong(f"messages[{number}].{PARTS}", parts, expected)
         said = Said.from_message(message)
         if expected == "user":
             question = said

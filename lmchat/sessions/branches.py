@@ -6,10 +6,10 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lmchat.errors import InvalidRequest, NotFound
+from lmchat.errors import NotFound
 from lmchat.store.records import SessionRecord
 from lmchat.store.turns import Turn, TurnTree
-from turbomind.shown import shown
+from turbomind.params import wrong
 
 
 @dataclass(frozen=True)
@@ -135,4 +135,4 @@ def check_index(what: str, index: object, count: int) -> None:
     """Raises InvalidRequest unless `index` is an integer from 0 to `count` - 1."""
     if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < count:
         expected = f"an integer from 0 to {count - 1}" if count else "nothing: there is none"
-        raise InvalidRequest(f"{what} is {shown(index)}, expected {expected}")
+        raise wrong(what, index, expected)

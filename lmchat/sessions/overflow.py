@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lmchat.errors import InvalidRequest
 from lmchat.sessions.planner import Dropped, Plan, Planner
 from lmchat.sessions.rewrite import Round, rebuilt, rounds_of, system_of
 from lmchat.sessions.runtime import Runtime
 from lmchat.store.records import SessionRecord
 from lmchat.store.turns import Turn, Usage, transcript
-from turbomind.shown import shown
+from turbomind.params import wrong
 
 OVERFLOWS = ("refuse", "drop")
 """Policies for a turn that does not fit: raise ContextFull, or drop the oldest turns."""
@@ -32,7 +31,7 @@ def check_overflow(overflow: object) -> str:
         InvalidRequest: it is none of the policies.
     """
     if overflow not in OVERFLOWS:
-        raise InvalidRequest(f"overflow is {shown(overflow)}, expected 'refuse' or 'drop'")
+        raise wrong("overflow", overflow, "'refuse' or 'drop'")
     return str(overflow)
 
 

@@ -228,7 +228,13 @@ class Planner:
         session: Mapping[str, Any] | None = None,
     ) -> Effective:
         own = self._record.settings if session is None else session
-        found = settings_module.merge(settings, own, self._runtime.model_settings, attempt=attempt)
+        found = settings_module.merge(
+            settings,
+            own,
+            self._runtime.model_settings,
+            attempt=attempt,
+            vocab=self._runtime.core.vocab_size,
+        )
         return replace(found, stored=self._runtime.identity.marked(found.stored))
 
     def _last_reply(self, verb: str) -> Turn:

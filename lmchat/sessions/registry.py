@@ -25,6 +25,7 @@ from lmchat.sessions.runtime import Runtime
 from lmchat.sessions.session import Session
 from lmchat.store.prefixes import Transcript, ends
 from lmchat.store.records import SessionRecord
+from turbomind.params import wrong
 from turbomind.shown import shown
 
 IDLE_CLOSE = 600.0
@@ -326,13 +327,9 @@ def check_limits(idle_close: object, max_open: object) -> None:
     """Raises InvalidRequest for a limit that is out of range."""
     number = isinstance(idle_close, int | float) and not isinstance(idle_close, bool)
     if idle_close is not None and not (number and idle_close >= 0):  # type: ignore[operator]
-        raise InvalidRequest(
-            f"idle_close is {shown(idle_close)}, expected seconds of at least 0, or None"
-        )
+        raise wrong("idle_close", idle_close, "seconds of at least 0, or None")
     if isinstance(max_open, bool) or not isinstance(max_open, int) or max_open < 1:
-        raise InvalidRequest(
-            f"max_open_sessions is {shown(max_open)}, expected an integer of at least 1"
-        )
+        raise wrong("max_open_sessions", max_open, "an integer of at least 1")
 
 
 def _must_stay(session: Session) -> bool:

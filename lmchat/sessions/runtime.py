@@ -58,8 +58,9 @@ class Runtime:
         """
         merged = {k: v for k, v in {**before, **settings}.items() if v is not None}
         valid = settings_module.validate(merged)
-        changed = {name: valid[name] for name in settings if name in valid}
-        settings_module.check_usable(changed, self.core.vocab_size, self.core.max_context)
+        own = {name: merged[name] for name in settings if name in merged}
+        changed = settings_module.validate(own, vocab=self.core.vocab_size)
+        settings_module.check_length(changed, self.core.max_context)
         settings_module.merge({}, valid, self.model_settings)  # they may contradict each other
         return valid
 

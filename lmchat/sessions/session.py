@@ -44,7 +44,7 @@ from lmchat.store.protocol import check_mapping, check_name, check_tags, check_t
 from lmchat.store.records import Exported, SessionRecord
 from lmchat.store.turns import Turn, TurnTree
 from turbomind import Residence
-from turbomind.shown import shown
+from turbomind.params import wrong
 
 __all__ = ["Branch", "Registry", "Session"]
 
@@ -442,7 +442,7 @@ class Session(SessionSettings):
 
         def switch() -> Change[None]:
             found = tree_of.branches(self._record, turn)
-            tree_of.check_index("branch", index, len(found))
+            tree_of.check_index("index", index, len(found))
             return Change(None, {"leaf": found[index].leaf})
 
         self._change(switch, "switch branches")
@@ -801,11 +801,10 @@ def _place(
     system: str | None,
     overflow: str | None = None,
 ) -> Place:
-    rounds, question = rounds_of_messages(before)
+    rounds, _ = rounds_of_messages(before)
     if len(before) % 2:
-        raise InvalidRequest(
-            f"before ends with the user's {shown(question.text)}, expected a reply"
-        )
+        expected = "'assistant': a reply before the message"
+        raise wrong(f"before[{len(before) - 1}].role", "user", expected)
     if system is not None:
         check_text("system", system)
     if overflow is not None:

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 from typing_extensions import Unpack
 
-from lmchat.errors import InvalidRequest
 from lmchat.forks import watch
 from lmchat.generation.settings import GenerationSettings
 from lmchat.generation.state import State
@@ -21,6 +20,7 @@ from lmchat.store.protocol import check_mapping, check_metadata, check_tags, che
 from lmchat.store.records import SessionRecord
 from lmchat.store.turns import Turn
 from lmchat.text.prompt import check_history
+from turbomind.params import wrong
 
 MAX_TITLE = 10_000  # characters, as in archives
 
@@ -317,5 +317,5 @@ def _title(given: str) -> str:
     """
     check_text("title", given)
     if len(given) > MAX_TITLE:
-        raise InvalidRequest(f"title has {len(given)} characters, expected at most {MAX_TITLE}")
+        raise wrong("title", given, f"at most {MAX_TITLE}", seen=f"{len(given)} characters")
     return " ".join(given.split())

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmchat.errors import InvalidRequest
 from lmchat.store.memory_store import MemoryStore
+from turbomind.params import wrong
 
 if TYPE_CHECKING:
     from lmchat.store.protocol import Store
@@ -38,7 +38,5 @@ def open_store(store: Any) -> tuple[Store, Path | None, bool]:
         remove_leftovers(chosen.data_dir)
         return chosen, chosen.data_dir, True
     if not callable(getattr(store, "begin", None)):
-        raise InvalidRequest(
-            f"store is {store!r}, expected 'disk', 'memory', a folder's path or a Store"
-        )
+        raise wrong("store", store, "'disk', 'memory', a folder's path or a Store")
     return store, getattr(store, "data_dir", None), False

@@ -12,9 +12,9 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from lmchat.errors import InvalidRequest, NotFound
+from lmchat.errors import NotFound
 from lmchat.store.prefixes import SharedPrefix
-from lmchat.store.protocol import Stale, check_name, no_session
+from lmchat.store.protocol import Stale, check_name, no_session, taken
 from lmchat.store.records import (
     AskedState,
     JournalEntry,
@@ -101,7 +101,7 @@ class MemoryStore:
 
     def _check_free(self, owner: str, name: str) -> None:
         if (owner, name) in self._ids:
-            raise InvalidRequest(f"session name {name!r} is taken, expected a new one")
+            raise taken(name)
 
     def refresh(self, record: SessionRecord) -> SessionRecord:
         """Returns the session's record. Raises NotFound when it was deleted."""

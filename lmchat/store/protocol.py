@@ -26,6 +26,7 @@ from lmchat.store.records import (
     TurnStart,
 )
 from lmchat.store.turns import Turn
+from turbomind.params import wrong
 from turbomind.shown import shown
 
 MAX_NAME = 200  # characters
@@ -217,7 +218,7 @@ class Store(Protocol):
 def check_text(what: str, text: object) -> None:
     """Raises InvalidRequest unless `text` is a str."""
     if not isinstance(text, str):
-        raise InvalidRequest(f"{what} is a {type(text).__name__}, expected a string")
+        raise wrong(what, text, "a string")
 
 
 def check_name(name: object) -> None:
@@ -228,30 +229,33 @@ def check_name(name: object) -> None:
         or name != name.strip()
         or not name.isprintable()
     ):
-        raise InvalidRequest(
-            f"session name is {shown(name)}, expected 1 to {MAX_NAME} printable characters without "
-            "spaces around them"
-        )
+        expected = f"1 to {MAX_NAME} printable characters without spaces around them"
+        raise wrong("name", name, expected)
+
+
+def taken(name: str) -> InvalidRequest:
+    """Returns the error of a session's name that another session of the owner has."""
+    return wrong("name", name, "one that is not taken")
 
 
 def check_tags(tags: object) -> tuple[str, ...]:
     """Returns the tags without repeats. Raises InvalidRequest unless there are at most 256, each of
     1 to 64 printable characters without spaces around them."""
     if isinstance(tags, str) or not isinstance(tags, Iterable):
-        raise InvalidRequest(f"tags is {shown(tags)}, expected a list of strings")
+        raise wrong("tags", tags, "a list of strings")
     given = list(itertools.islice(tags, MAX_TAGS + 1))
     if any(not isinstance(tag, str) for tag in given):  # also what cannot be hashed
-        raise InvalidRequest(f"tags is {shown(given)}, expected a list of strings")
+        raise wrong("tags", given, "a list of strings")
     found = tuple(dict.fromkeys(given))
     if len(found) > MAX_TAGS:
-        raise InvalidRequest(f"tags has more than {MAX_TAGS} entries, expected at most that")
+        seen = f"more than {MAX_TAGS} entries"
+        raise wrong("tags", found, f"at most {MAX_TAGS}", seen=seen)
     for tag in found:
+        place = f"tags[{given.index(tag)}]"
         if not 1 <= len(tag) <= 64 or tag != tag.strip():
-            raise InvalidRequest(
-                f"tag is {shown(tag)}, expected 1 to 64 characters, no spaces around"
-            )
+            raise wrong(place, tag, "1 to 64 characters, no spaces around")
         if not tag.isprintable():
-            raise InvalidRequest(f"tag is {shown(tag)}, expected printable characters")
+            raise wrong(place, tag, "printable characters")
     return found
 
 
@@ -271,22 +275,17 @@ def check_metadata(metadata: object) -> dict[str, str]:
     if metadata is None:
         return {}
     if not isinstance(metadata, Mapping):
-        raise InvalidRequest(
-            f"metadata is a {type(metadata).__name__}, expected a mapping from texts to texts"
-        )
+        raise wrong("metadata", metadata, "a mapping from texts to texts")
     if len(metadata) > MAX_METADATA:
-        raise InvalidRequest(f"metadata has {len(metadata)} keys, expected at most {MAX_METADATA}")
+        seen = f"a mapping of {len(metadata)} keys"
+        raise wrong("metadata", metadata, f"at most {MAX_METADATA}", seen=seen)
     for key, value in metadata.items():
         if not isinstance(key, str) or not 1 <= len(key) <= MAX_METADATA_KEY:
-            raise InvalidRequest(
-                f"metadata has the key {shown(key)}, expected a string of 1 to {MAX_METADATA_KEY} "
-                "characters"
-            )
+            expected = f"keys that are strings of 1 to {MAX_METADATA_KEY} characters"
+            raise wrong("metadata", metadata, expected, seen=f"a mapping with the key {shown(key)}")
         if not isinstance(value, str) or len(value) > MAX_METADATA_VALUE:
-            raise InvalidRequest(
-                f"metadata[{key!r}] is {shown(value)}, expected a string of at most "
-                f"{MAX_METADATA_VALUE} characters"
-            )
+            expected = f"a string of at most {MAX_METADATA_VALUE} characters"
+            raise wrong(f"metadata.{key}", value, expected)
     return dict(metadata)
 
 
@@ -296,5 +295,5 @@ def check_mapping(what: str, given: object) -> dict[str, Any]:
     if given is None:
         return {}
     if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
-        raise InvalidRequest(f"{what} is {shown(given)}, expected a mapping from names to values")
+        raise wrong(what, given, "a mapping from names to values")
     return dict(given)

@@ -26,6 +26,7 @@ from lmchat.text.reasoning import REASONING_FIELDS
 from lmchat.text.recent import Recent
 from lmchat.text.replies.reply_form import ReplyForm
 from lmchat.text.scene import Scene, Stage, texts
+from turbomind.params import about
 
 _QUESTION: Message = {"role": "user", "content": "x"}
 _PROBE = "Zq7"  # a text that no template has
@@ -239,7 +240,8 @@ class ConversationRule:
         if ignored:
             what = "system prompt" if role == "system" else f"role {role!r}"
             does = "system prompts" if role == "system" else "its messages"
-            raise InvalidRequest(f"{what}: the model's chat template ignores {does}")
+            refusal = InvalidRequest(f"{what}: the model's chat template ignores {does}")
+            raise about("system" if role == "system" else "messages", refusal)
 
     def _lead(self, talk: Conversation) -> _Lead:
         """Returns what holds for conversations with these variables, found by some renderings."""

@@ -44,7 +44,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from lmchat.errors import InvalidRequest
 from lmchat.store.turns import Message, Turn
 from lmchat.text.append_rule import AppendRule
 from lmchat.text.context_encoder import ContextEncoder
@@ -58,7 +57,7 @@ from lmchat.text.template import ChatTemplate
 from lmchat.text.template_class import TemplateInfo, check_system, examine
 from lmchat.text.template_tokens import TemplateTokens, template_tokens
 from lmchat.text.tokenizer import Tokenizer
-from turbomind.shown import shown
+from turbomind.params import wrong
 
 HISTORIES = ("append", "template")
 """The rules for earlier turns: they stay as they were, or the template renders them again."""
@@ -226,10 +225,8 @@ class PromptBuilder:
             if message["role"] == "system":
                 check_system(self.info)
             if message["role"] != expected or not isinstance(text, str):
-                raise InvalidRequest(
-                    f"messages[{i}] is of {message['role']!r:.80}, expected {expected!r} with "
-                    "a text: the model has no chat template"
-                )
+                expected = f"{expected!r} with a text: the model has no chat template"
+                raise wrong(f"messages[{i}].role", message["role"], expected)
             marks = Marks([text])
             if i == 0:
                 own = self.tokenizer.encode(text, parse_special=False)
@@ -245,7 +242,5 @@ def check_history(history: object) -> str:
     """Returns `history`. Raises InvalidRequest unless it is "append" or "template"."""
     if history not in HISTORIES:
         former = "; the rule 'keep' is called 'append' now" if history == "keep" else ""
-        raise InvalidRequest(
-            f"history is {shown(history)}, expected 'append' or 'template'{former}"
-        )
+        raise wrong("history", history, f"'append' or 'template'{former}")
     return str(history)

@@ -22,6 +22,7 @@ from lmchat.store.turns import Message
 from lmchat.text.reasoning import ReasoningFormat, ThinkingSwitch, reasoning_format
 from lmchat.text.replies.reply_form import ReplyForm, find_form, find_switch, render_or_none
 from lmchat.text.template import ChatTemplate
+from turbomind.params import about
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,9 @@ def _squeeze(text: str) -> str:
 def check_system(info: TemplateInfo) -> None:
     """Raises InvalidRequest unless system prompts have an effect."""
     if info.kind == "none":
-        raise InvalidRequest("system prompt: the model has no chat template that could take one")
+        text = "system prompt: the model has no chat template that could take one"
+        raise about("system", InvalidRequest(text))
     if info.system != "yes":
         does = "refuses" if info.system == "refused" else "ignores"
-        raise InvalidRequest(f"system prompt: the model's chat template {does} system prompts")
+        text = f"system prompt: the model's chat template {does} system prompts"
+        raise about("system", InvalidRequest(text))

@@ -58,7 +58,7 @@ def endless(tmp_path_factory, stories):
         (["chat", "/no/such", "-p", "x", "--set", "seed"], "--set is 'seed', expected NAME=VALUE"),
         (["chat", "/no/such", "-p", "x", "--set", "sede=1"], "did you mean 'seed'?"),
         (["chat", "/no/such", "-p", "x", "--set", "nil=1"], "setting 'nil', expected one of"),
-        (["chat", "/no/such", "-p", "x", "--set", "top_p=2"], "top_p is 2.0, expected"),
+        (["chat", "/no/such", "-p", "x", "--set", "top_p=2"], "top_p is 2, expected"),
         (["chat", "/no/such", "-p", "x", "--set", "seed=1", "--set", "seed=2"], "seed is given tw"),
         (
             ["chat", "/no/such", "-p", "x", "--seed", "1", "--set", "seed=1"],

@@ -20,9 +20,9 @@ def engine(tmp_path_factory):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"owner": 5}, "owner is a int, expected a string"),
-        ({"search": ["x"]}, "search is a list, expected a string"),
-        ({"tag": 5}, "tag is a int, expected a string"),
+        ({"owner": 5}, "owner is 5, expected a string"),
+        ({"search": ["x"]}, "search is ['x'], expected a string"),
+        ({"tag": 5}, "tag is 5, expected a string"),
         ({"limit": -1}, "limit is -1, expected an integer of 0 or more, or None"),
         ({"limit": "5"}, "limit is '5', expected an integer of 0 or more, or None"),
         ({"limit": True}, "limit is True, expected an integer of 0 or more, or None"),

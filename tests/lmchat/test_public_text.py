@@ -137,7 +137,7 @@ def test_a_list_names_no_path_and_no_process(engine):
     assert (found.model, found.busy, found.fingerprint) == ("llama-3", "another process", "")
     assert len(found.title) == 500
     assert found.state is info.state
-    with pytest.raises(InvalidRequest, match="title has 10001 characters"):
+    with pytest.raises(InvalidRequest, match="title is 10001 characters"):
         engine.session("listed").set_title("t" * 10_001)
 
 

@@ -19,7 +19,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from lmchat.errors import InvalidRequest, SessionBusy, StoreError
 from lmchat.store.data_directory import DATABASE, private_folder
 from lmchat.store.prefixes import SharedPrefix
-from lmchat.store.protocol import Stale, check_name
+from lmchat.store.protocol import Stale, check_name, taken
 from lmchat.store.records import (
     AskedState,
     JournalEntry,
@@ -194,7 +194,7 @@ class SqliteStore:
         with self._database.writing() as connection:
             row = tables.row_of(connection, record)
             if tables.row_named(connection, record.owner, name) is not None:
-                raise tables.taken(name)
+                raise taken(name)
             revision = tables.rename(connection, row, name)
             journal.unmark(connection, row.key)
         is_current = record.revision == row.revision

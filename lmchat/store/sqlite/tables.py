@@ -8,11 +8,13 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from lmchat.errors import InvalidRequest, NotFound, StoreError
+from lmchat.errors import NotFound, StoreError
+from lmchat.store.protocol import taken
 from lmchat.store.records import SessionRecord, not_before, now
 from lmchat.store.sqlite import codec, prefix_table, rows, schema, search_index
 from lmchat.store.sqlite.rows import UnreadTurn
 from lmchat.store.turns import Turn, TurnTree
+from turbomind.params import wrong
 
 DAMAGE = rows.DAMAGE
 
@@ -191,7 +193,7 @@ def insert(connection: sqlite3.Connection, record: SessionRecord) -> int:
         raise taken(record.name)
     values = rows.session_values(record)
     if _row(connection, "id = ?", (values["id"],)) is not None:
-        raise InvalidRequest(f"session id {record.id!r} is taken, expected a new one")
+        raise wrong("id", record.id, "one that is not taken")
     values |= {"revision": 1, "changed": 1, "size": len(record.tree)}
     values["checksum"] = rows.session_checksum(values)
     marks = ", ".join("?" * len(rows.SESSION_COLUMNS))
@@ -221,11 +223,6 @@ def _add_turns(
         checksum = rows.turn_checksum(session, values)
         found.append((key, 1, *values, checksum, codec.words_column(values[_TEXT])))
     connection.executemany(_ADD_TURN, found)
-
-
-def taken(name: str) -> InvalidRequest:
-    """Returns the error of a name that is taken."""
-    return InvalidRequest(f"session name {name!r} is taken, expected a new one")
 
 
 def free_number(connection: sqlite3.Connection, owner: str) -> int:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from lmchat.errors import InvalidRequest
+from turbomind.params import wrong
 
 if TYPE_CHECKING:
     from lmchat.text.reasoning import ReasoningFormat
@@ -65,7 +65,7 @@ class ReplyParser:
         hidden: Collection[int] | None = None,
     ) -> None:
         if in_reasoning and reasoning is None:
-            raise InvalidRequest("in_reasoning is True, expected a reasoning format with it")
+            raise wrong("in_reasoning", True, "a reasoning format with it")
         self.stopped = False
         """Returns whether a stop string was found; later tokens are ignored."""
         self.reasoning_tokens = 0

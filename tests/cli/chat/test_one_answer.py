@@ -272,7 +272,7 @@ def test_streams_that_are_closed_or_full(model, redirection, code, printed):
         (["MODEL", "-p", "x " * 3000], "", "ContextFull", "; shorten the question"),
         (["MODEL", "-p", "x", "--max-new-tokens", "5000"], "", "ContextFull", "or lower --max-new"),
         (["MODEL", "-p", "x", "--top-k", "99999999999"], "", "InvalidRequest", "top_k"),
-        (["MODEL", "-p", "x", "--session", ""], "", "InvalidRequest", "session name"),
+        (["MODEL", "-p", "x", "--session", ""], "", "InvalidRequest", "name is ''"),
         (["MODEL", "-p", "x", "--dtype", "int3"], "", "InvalidRequest", "int3"),
     ],
 )

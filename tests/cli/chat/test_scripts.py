@@ -102,7 +102,7 @@ def test_a_question_that_is_refused_leaves_no_session(script, model, data_dir):
         (["--no-store", "--disk-quota", "1GiB"], "--disk-quota is given with --no-store"),
         (["--disk-quota", "much"], "--disk-quota is 'much', expected bytes as an int or a text"),
         (["--overflow", "grow"], "--overflow is 'grow', expected refuse or drop"),
-        (["--session", " a"], "session name is ' a'"),
+        (["--session", " a"], "name is ' a'"),
     ],
 )
 def test_contradicting_options_are_refused(script, data_dir, options, words):

@@ -37,8 +37,10 @@ def test_a_renamed_session_is_found_by_its_new_name_only(data_dir, trip):
     )
     assert data_dir.find("Ausflug nach Kyōto").id == trip.id
     data_dir.session("other")
-    assert "'other' is taken" in data_dir.run("rename", trip.id[:8], "other", code=2)
-    assert "session name is ' x'" in data_dir.run("rename", "other", " x", code=2)
+    assert "name is 'other', expected one that is not taken" in data_dir.run(
+        "rename", trip.id[:8], "other", code=2
+    )
+    assert "name is ' x'" in data_dir.run("rename", "other", " x", code=2)
 
 
 def test_fork_copies_a_prefix_and_shares_pages(data_dir, trip):
@@ -59,7 +61,9 @@ def test_fork_copies_a_prefix_and_shares_pages(data_dir, trip):
     assert "--at is 3, expected an integer from 0 to 2" in data_dir.run(
         "fork", "trip", "--at", "3", code=2
     )
-    assert "'copy' is taken" in data_dir.run("fork", "trip", "copy", code=2)
+    assert "name is 'copy', expected one that is not taken" in data_dir.run(
+        "fork", "trip", "copy", code=2
+    )
     assert len(data_dir.find("trip").tree) == len(trip.tree)
 
 
@@ -123,9 +127,8 @@ def test_an_imported_export_equals_the_session(data_dir, trip, tmp_path):
     )
     done = data_dir.json("export", "trip", str(file), "--pages", "--force")
     assert done["pages"] == data_dir.page_count() > 3
-    assert (
-        "'trip' is taken, expected another one for the import; --name gives another"
-        in data_dir.run("import", str(file), code=2)
+    assert "'trip', expected one that is not taken; --name gives another" in data_dir.run(
+        "import", str(file), code=2
     )
     assert data_dir.json("import", str(file), "--owner", "me") == {
         "name": "trip", "id": data_dir.find("trip", "me").id, "turns": 2, "model": "org/model",

@@ -350,13 +350,13 @@ def test_several_choices_are_recognized_later(random_engine):
 
 REFUSED = [
     ([], "messages is empty"),
-    ("Hi", "messages is a str, expected a list"),
-    ([3], r"messages\[0\] is a int"),
-    ([{"content": "x"}], "role None, expected a string"),
-    ([{"role": "user"}], "nothing as its content"),
-    ([{"role": "user", "content": ["x"]}], "a list as its content"),
-    ([user("x"), assistant("y")], "the last message is of 'assistant'"),
-    ([{"role": "user", "content": "x", "more": {1}}], "holds a set"),
+    ("Hi", "messages is 'Hi', expected a list"),
+    ([3], r"messages\[0\] is 3, expected a mapping"),
+    ([{"content": "x"}], r"messages\[0\].role is None, expected a string"),
+    ([{"role": "user"}], r"messages\[0\].content is None, expected a string"),
+    ([{"role": "user", "content": ["x"]}], r"messages\[0\].content is \['x'\], expected a string"),
+    ([user("x"), assistant("y")], r"messages\[1\].role is 'assistant'"),
+    ([{"role": "user", "content": "x", "more": {1}}], "is a mapping with a set"),
     ([{"role": "tool" * 99, "content": "x"}], "expected system, user or assistant"),
     ([user("x" + chr(0xD800))], "expected Unicode"),
 ]
@@ -371,7 +371,7 @@ def test_messages_that_are_no_conversation_are_refused(engine, messages, words):
 def test_options_are_checked(engine):
     with pytest.raises(InvalidRequest, match="continue_final_message is 'yes'"):
         engine.chat([user("x")], continue_final_message="yes")
-    with pytest.raises(InvalidRequest, match="the last message is of 'user'"):
+    with pytest.raises(InvalidRequest, match=r"messages\[0\].role is 'user'"):
         engine.chat([user("x")], continue_final_message=True)
     with pytest.raises(InvalidRequest, match="unknown setting 'tools'"):
         engine.chat([user("x")], tools=[])

@@ -72,7 +72,7 @@ def test_lengths_that_are_not_those_of_the_messages_are_refused(session, parts):
     [
         ([{"role": "assistant", "content": "x"}], "expected 'user'"),
         ([{"role": "user", "content": "x"}] * 2, "expected 'assistant'"),
-        ([{"role": "user", "content": None}], "is not a string"),
+        ([{"role": "user", "content": None}], r"messages\[0\]\.content is None, expected a string"),
         ([{"role": "tool", "content": "x"}], "expected 'user'"),
     ],
 )
@@ -191,7 +191,7 @@ def test_overflow_holds_for_one_message(engine, session):
 
 
 def test_messages_before_must_end_with_a_reply(session):
-    with pytest.raises(InvalidRequest, match="expected a reply"):
+    with pytest.raises(InvalidRequest, match="expected 'assistant': a reply before"):
         session.start_send("x", before=HISTORY[:1])
 
 

@@ -74,9 +74,9 @@ def test_metadata_is_replaced_and_checked(engine):
     session.metadata["c"] = "a copy"
     assert session.metadata == {"b": "2"}
     for wrong, expected in (
-        ({f"k{n}": "" for n in range(17)}, "metadata has 17 keys, expected at most 16"),
-        ({"k" * 65: ""}, "expected a string of 1 to 64 characters"),
-        ({"": ""}, "expected a string of 1 to 64 characters"),
+        ({f"k{n}": "" for n in range(17)}, "metadata is a mapping of 17 keys, expected at most 16"),
+        ({"k" * 65: ""}, "expected keys that are strings of 1 to 64 characters"),
+        ({"": ""}, "expected keys that are strings of 1 to 64 characters"),
         ({"k": "v" * 513}, "expected a string of at most 512 characters"),
         ({"k": 1}, r"metadata\['k'\] is 1, expected a string"),
         ("text", "metadata is a str, expected a mapping"),

@@ -213,7 +213,7 @@ def test_names_of_arguments_are_no_settings(engine):
     chat = engine.session()
     with pytest.raises(lmchat.InvalidRequest, match="unknown setting 'self'"):
         chat.set(self=1)
-    with pytest.raises(lmchat.InvalidRequest, match="session name is ''"):
+    with pytest.raises(lmchat.InvalidRequest, match="name is ''"):
         chat.fork("")
 
 

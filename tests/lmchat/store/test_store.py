@@ -120,7 +120,7 @@ def test_find_gives_other_objects_and_nothing_of_others(store):
 
 def test_taken_and_unprintable_names_are_refused(store):
     store.add(talk())
-    taken = "session name 'talk' is taken, expected a new one"
+    taken = "name is 'talk', expected one that is not taken"
     with pytest.raises(InvalidRequest, match=taken):
         store.add(talk())
     with pytest.raises(InvalidRequest, match="printable"):
@@ -128,7 +128,7 @@ def test_taken_and_unprintable_names_are_refused(store):
     with pytest.raises(InvalidRequest, match="printable"):
         store.add(talk("\ud800"))
     again = store.find("me", "talk")
-    with pytest.raises(InvalidRequest, match="session id"):
+    with pytest.raises(InvalidRequest, match="^id is"):
         store.add(again.changed(name="other"))
     store.add(SessionRecord("talk", "you", "append"))
     second = talk("second")
@@ -412,7 +412,7 @@ def test_the_store_within_the_process_says_the_same(store):
     for any_store in (store, MemoryStore()):
         record = talk()
         any_store.add(record)
-        with pytest.raises(InvalidRequest, match="session name 'talk' is taken, expected a new"):
+        with pytest.raises(InvalidRequest, match="name is 'talk', expected one that is not taken"):
             any_store.add(talk())
         any_store.remove(record)
         with pytest.raises(NotFound, match="no session 'talk'"):
