@@ -1,7 +1,7 @@
 """The errors of `lmchat`: those of turbomind, and those of sessions.
 
 Error
-├── InvalidRequest      an argument is wrong: its name, the value seen, the value expected
+├── InvalidRequest      an argument is wrong: "NAME is VALUE, expected WHAT"; `param` is the name
 │   └── ContextFull     the request can never fit the context
 ├── Busy
 │   └── SessionBusy     the session is generating
@@ -14,6 +14,7 @@ Error
 └── InternalError       a bug, or the machine's memory or open files; the engine continues
 """
 
+from dataclasses import dataclass
 from typing import TypeVar
 
 from turbomind.errors import (
@@ -89,6 +90,58 @@ class Overloaded(Error):
 
 class Unreachable(Error):
     """The server of a remote engine does not answer, or the connection to it was lost."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a class of errors is over HTTP.
+
+    Attributes:
+        error: the class.
+        status: the status of an answer.
+        type: OpenAI's type of errors.
+        code: a word for programs.
+    """
+
+    error: type[Error]
+    status: int
+    type: str
+    code: str | None
+
+
+BAD_REQUEST = "invalid_request_error"
+SERVER = "server_error"
+INTERNAL = Kind(InternalError, 500, SERVER, "internal_error")
+KINDS = (
+    Kind(ContextFull, 400, BAD_REQUEST, "context_length_exceeded"),
+    Kind(InvalidRequest, 400, BAD_REQUEST, None),
+    Kind(NotFound, 404, BAD_REQUEST, "not_found"),
+    Kind(SessionBusy, 409, "conflict_error", "session_busy"),
+    Kind(Busy, 409, "conflict_error", "session_busy"),
+    Kind(Overloaded, 429, "rate_limit_error", "overloaded"),
+    Kind(EngineClosed, 503, SERVER, "shutting_down"),
+    Kind(StoreError, 503, SERVER, "store_unavailable"),
+    INTERNAL,
+)
+"""The kinds of errors. The first that fits an error, or the code of an answer, decides."""
+
+
+def kind_of(error: BaseException) -> Kind:
+    """Returns what an error is over HTTP."""
+    return next((kind for kind in KINDS if isinstance(error, kind.error)), INTERNAL)
+
+
+def class_of(code: object, kind: object) -> type[Error]:
+    """Returns the class of an error that an answer has.
+
+    Args:
+        code: its word for programs. Of an unknown one, `kind` decides.
+        kind: OpenAI's type of the error.
+    """
+    for row in KINDS:
+        if row.code is not None and row.code == code:
+            return row.error
+    return InternalError if kind == SERVER else InvalidRequest
 
 
 __all__ = [

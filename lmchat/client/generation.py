@@ -123,7 +123,8 @@ class RemoteGeneration:
             self.log.append([delta_of(data, time.perf_counter())])
         elif name == "error":
             error = data["error"]
-            raise error_of(error["message"], error.get("code"), error.get("type"))
+            code, kind = error.get("code"), error.get("type")
+            raise error_of(error["message"], code, kind, error.get("param"))
 
     def _attach_again(self, lost: Unreachable) -> None:
         """Opens the stream of events again, after the last one.

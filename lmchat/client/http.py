@@ -6,22 +6,18 @@ import contextlib
 import json
 import socket
 from collections.abc import Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 
 from lmchat.errors import (
-    ContextFull,
     EngineClosed,
     Error,
-    InternalError,
     InvalidRequest,
-    NotFound,
     Overloaded,
-    SessionBusy,
-    StoreError,
     Unreachable,
+    class_of,
 )
 from turbomind.params import wrong
 
@@ -33,15 +29,7 @@ SILENCE_SECONDS = 60.0
 """Longest silence of a stream, in which the server sends comments."""
 
 _UNIX = "unix:"
-_CODES: dict[str, type[Error]] = {
-    "context_length_exceeded": ContextFull,
-    "not_found": NotFound,
-    "session_busy": SessionBusy,
-    "overloaded": Overloaded,
-    "shutting_down": EngineClosed,
-    "store_unavailable": StoreError,
-    "internal_error": InternalError,
-}
+_SETTINGS = "settings."  # where a body has them
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -184,34 +172,35 @@ def check(answer: httpx.Response) -> None:
     try:
         found = answer.json()["error"]
         message, code, kind = str(found["message"]), found.get("code"), found.get("type")
+        param = found.get("param")
     except (ValueError, KeyError, TypeError, AttributeError):
         text = f"the server answered {answer.status_code} {answer.reason_phrase}"
         raise Unreachable(f"{text}; is it lmchat serve?") from None
     if answer.status_code in (401, 403):
         raise InvalidRequest(f"the server refused the request: {message}")
-    raise_error(message, code, kind, _retry_after(answer))
+    raise error_of(message, code, kind, param, _retry_after(answer))
 
 
-def raise_error(message: str, code: Any, kind: Any, retry_after: float = 1.0) -> NoReturn:
-    """Raises an error of the server."""
-    raise error_of(message, code, kind, retry_after)
-
-
-def error_of(message: str, code: Any, kind: Any, retry_after: float = 1.0) -> Error:
+def error_of(
+    message: str, code: Any, kind: Any, param: Any = None, retry_after: float = 1.0
+) -> Error:
     """Returns an error of the server as one of `lmchat`.
 
     Args:
         message: its message.
         code: its word for programs.
         kind: OpenAI's type of the error.
+        param: name of the field that is wrong; that of a setting is "settings.NAME".
         retry_after: predicted seconds until a retry can succeed.
     """
-    if code == "overloaded":
-        return Overloaded(message, retry_after)
-    known = _CODES.get(code) if isinstance(code, str) else None
-    if known is None:
-        known = InternalError if kind == "server_error" else InvalidRequest
-    return known(message)
+    found = class_of(code, kind)(message)
+    if isinstance(found, Overloaded):
+        found.retry_after = retry_after
+    if isinstance(found, InvalidRequest) and isinstance(param, str):
+        found.param = name = param.removeprefix(_SETTINGS)
+        if message.startswith(param):
+            found.args = (name + message.removeprefix(param),)
+    return found
 
 
 def _retry_after(answer: httpx.Response) -> float:

@@ -11,6 +11,7 @@ from lmchat.conversations.chat_generation import ChatGeneration
 from lmchat.conversations.handle_pool import HandlePool
 from lmchat.conversations.known_replies import KnownReplies
 from lmchat.conversations.messages import Recognized, check_messages, recognized
+from lmchat.errors import InvalidRequest
 from lmchat.generation import settings as settings_module
 from lmchat.generation.generation import Generation
 from lmchat.generation.room import within
@@ -18,6 +19,7 @@ from lmchat.page_size import PAGE_TOKENS
 from lmchat.store.protocol import check_mapping
 from lmchat.text.conversation import Conversation, Prompt
 from lmchat.text.scene import texts
+from turbomind.params import about
 
 if TYPE_CHECKING:
     from lmchat.sessions.runtime import Runtime
@@ -69,7 +71,12 @@ class Conversations:
         )
         builder, now = self._runtime.builder, datetime.now(timezone.utc).astimezone()
         asked = recognized(given, self._replies, owner, builder.reasoning, now)
-        return builder.conversation(asked.conversation), asked
+        try:
+            return builder.conversation(asked.conversation), asked
+        except InvalidRequest as error:
+            if error.param is None:
+                about("messages", error)
+            raise
 
     def generation(
         self,

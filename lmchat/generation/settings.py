@@ -404,9 +404,10 @@ def _stop_strings(value: Any) -> list[str]:
     if len(texts) > MOST_STOPS:
         raise wrong("stop_strings", texts, f"at most {MOST_STOPS}", seen=f"{len(texts)} entries")
     for i, text in enumerate(texts):
+        place = "stop_strings" if isinstance(value, str) else f"stop_strings[{i}]"
         if not isinstance(text, str) or not text:
-            raise wrong(f"stop_strings[{i}]", text, "a string that is not empty")
+            raise wrong(place, text, "a string that is not empty")
         if len(text) > MOST_STOP_CHARACTERS:
             most, seen = MOST_STOP_CHARACTERS, f"{len(text)} characters"
-            raise wrong(f"stop_strings[{i}]", text, f"at most {most}", seen=seen)
+            raise wrong(place, text, f"at most {most}", seen=seen)
     return texts

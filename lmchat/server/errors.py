@@ -7,7 +7,7 @@ import logging
 import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -16,20 +16,20 @@ from starlette.responses import JSONResponse
 from starlette.types import Scope
 
 from lmchat.errors import (
+    BAD_REQUEST,
+    INTERNAL,
     LOGGABLE,
-    Busy,
-    ContextFull,
-    EngineClosed,
+    SERVER,
     Error,
-    InternalError,
     InvalidRequest,
-    NotFound,
+    Kind,
     Overloaded,
-    StoreError,
+    kind_of,
 )
 from lmchat.public_text import public_message
 from lmchat.server.root_path import PATH
 from turbomind.config.limits import shortage
+from turbomind.params import renamed
 from turbomind.shown import shown
 
 MAX_MESSAGE = 1000
@@ -37,21 +37,11 @@ MAX_MESSAGE = 1000
 MAX_PARAM = 200
 """Longest name of a field in an error, in characters."""
 
-_BAD_REQUEST = "invalid_request_error"
-_SERVER = "server_error"
-# The first class that fits decides: status, type, code.
-_KINDS: tuple[tuple[type[BaseException], int, str, str | None], ...] = (
-    (ContextFull, 400, _BAD_REQUEST, "context_length_exceeded"),
-    (InvalidRequest, 400, _BAD_REQUEST, None),
-    (NotFound, 404, _BAD_REQUEST, "not_found"),
-    (Busy, 409, "conflict_error", "session_busy"),
-    (Overloaded, 429, "rate_limit_error", "overloaded"),
-    (EngineClosed, 503, _SERVER, "shutting_down"),
-    (StoreError, 503, _SERVER, "store_unavailable"),
-    (Error, 500, _SERVER, "internal_error"),
-)
-_SHORT = "out_of_resources"
+_SHORT = Kind(INTERNAL.error, 503, SERVER, "out_of_resources")
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+E = TypeVar("E", bound=Error)
 
 
 class HttpError(HTTPException):
@@ -93,11 +83,21 @@ def in_field(name: str) -> Iterator[None]:
         raise
 
 
+def named(error: E, fields: Mapping[str, str]) -> E:
+    """Returns an error in the names of a client.
+
+    Args:
+        error: the error.
+        fields: the client's names of arguments and settings that it names otherwise.
+    """
+    return renamed(error, lambda name: fields.get(name, name))
+
+
 def status_of(error: BaseException) -> int:
     """Returns the HTTP status of an error."""
     if isinstance(error, HttpError):
         return error.status
-    return _kind(error)[0]
+    return _kind(error).status
 
 
 def error_object(error: BaseException) -> dict[str, Any]:
@@ -108,19 +108,21 @@ def error_object(error: BaseException) -> dict[str, Any]:
     if isinstance(error, HttpError):
         status, kind, code, param = error.status, _type(error.status), error.code, error.param
     else:
-        status, kind, code = _kind(error)
-        param = getattr(error, "param", None)
+        row = _kind(error)
+        status, kind, code = row.status, row.type, row.code
+        param = error.param if isinstance(error, InvalidRequest) else None
     message = str(error) if isinstance(error, HttpError) else public_message(error)
-    if code == _SHORT:
+    if code == _SHORT.code:
         message = "the server lacks threads or open files; its log has the reason, try again later"
     if status == 500:
         message = "the server failed; its log has the reason"
+    param = None if param is None else bounded(param, MAX_PARAM)
     return {"error": {"message": bounded(message), "type": kind, "param": param, "code": code}}
 
 
 def code_of(error: BaseException) -> str | None:
     """Returns the word for programs of an error."""
-    return _kind(error)[2]
+    return _kind(error).code
 
 
 def headers_of(error: BaseException) -> dict[str, str]:
@@ -199,17 +201,15 @@ def install(app: FastAPI, refusals: Mapping[int, Callable[[Scope], HttpError]]) 
     app.add_exception_handler(Exception, respond)
 
 
-def _kind(error: BaseException) -> tuple[int, str, str | None]:
-    for kind, status, name, code in _KINDS:
-        if isinstance(error, kind) and not isinstance(error, InternalError):
-            return status, name, code
-    if shortage(error) is not None:
-        return 503, _SERVER, _SHORT
-    return 500, _SERVER, "internal_error"
+def _kind(error: BaseException) -> Kind:
+    kind = kind_of(error)
+    if kind is INTERNAL and shortage(error) is not None:
+        return _SHORT
+    return kind
 
 
 def _type(status: int) -> str:
-    return _TYPES.get(status, _BAD_REQUEST if status < 500 else _SERVER)
+    return _TYPES.get(status, BAD_REQUEST if status < 500 else SERVER)
 
 
 def _invalid(error: RequestValidationError) -> HttpError:
@@ -225,6 +225,45 @@ def _invalid(error: RequestValidationError) -> HttpError:
     if first["type"] == "missing":
         what = field or "the body"
         return HttpError(400, f"{what} is missing", param=field or None, code="missing_field")
-    seen = shown(first.get("input"))
-    text = bounded(str(first["msg"]).removeprefix("Value error, "), 300)
-    return HttpError(400, f"{field or 'the body'} is {seen}: {text}", param=field or None)
+    if first["type"] == "value_error":  # it has the value and what is expected
+        text = bounded(str(first["ctx"]["error"]), 300)
+    else:
+        text = f"{shown(first.get('input'))}, expected {_expected(first)}"
+    text = f"{field or 'the body'} is {text}"
+    return HttpError(400, text, param=field or None)
+
+
+_SENTENCES = {
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "dict_type": "an object",
+    "finite_number": "a finite number",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "greater_than": "above {gt}",
+    "greater_than_equal": "at least {ge}",
+    "int_from_float": "an integer",
+    "int_parsing": "an integer",
+    "int_type": "an integer",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
+    "list_type": "a list",
+    "literal_error": "{expected}",
+    "model_attributes_type": "an object",
+    "model_type": "an object",
+    "string_pattern_mismatch": "a string like {pattern}",
+    "string_too_long": "at most {max_length} characters",
+    "string_too_short": "at least {min_length} characters",
+    "string_type": "a string",
+    "too_long": "at most {max_length} entries",
+    "too_short": "at least {min_length} entries",
+}
+"""What is expected, by pydantic's type of an error and with its values."""
+
+
+def _expected(error: Mapping[str, Any]) -> str:
+    """Returns what pydantic expects of a value."""
+    form = _SENTENCES.get(error["type"])
+    if form is not None:
+        return form.format(**error.get("ctx", {}))
+    return bounded(str(error["msg"]), 300)

@@ -22,7 +22,6 @@ from lmchat.text.template_limits import LimitExceeded, Limits, describe, metered
 from lmchat.text.template_sandbox import LimitedEnvironment
 from turbomind.errors import InvalidRequest, ModelError
 from turbomind.files.json_file import read_json
-from turbomind.params import about
 
 _MAX_SOURCE = 1 << 19  # characters; the longest real one has 17 thousand
 
@@ -179,7 +178,7 @@ class ChatTemplate:
         except Exception as error:
             problem = describe(error)
         # Raised here, so that it does not hold the template's frames and what they had made.
-        raise about("messages", InvalidRequest(f"chat template: {problem}"))
+        raise InvalidRequest(f"chat template: {problem}")
 
     def _render(self, names: dict[str, Any]) -> str:
         pieces, size = [], 0

@@ -47,7 +47,7 @@ def check_limits(
             refuse(name, shown(value), most)
     least, longest = settings.get("min_new_tokens"), settings.get("max_new_tokens")
     if isinstance(least, int) and isinstance(longest, int) and least > longest:
-        refuse("min_new_tokens", shown(least), longest, ", the largest number of tokens")
+        refuse("min_new_tokens", shown(least), longest, ", the most tokens to generate")
     for name in _LISTS:
         value = settings.get(name)
         if isinstance(value, list | dict) and len(value) > limits.logit_bias:

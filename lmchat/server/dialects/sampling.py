@@ -5,17 +5,16 @@ The names are OpenAI's and vLLM's, the ranges are OpenAI's where it has the fiel
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from lmchat.errors import ContextFull, InvalidRequest
 from lmchat.generation.settings import StatelessSettings
 from lmchat.server.config import Limits
 from lmchat.server.dialects.limits import check_limits
 from lmchat.server.errors import HttpError, bounded
-from lmchat.server.http.body import Body
+from lmchat.server.http.body import Body, JsonRoute
 from turbomind.shown import shown
 
 LEAST_TOP_P = 1e-6  # `top_p` 0 is the most likely token alone
@@ -24,15 +23,22 @@ _SEEDS = (-(1 << 63), (1 << 64) - 1)
 LARGEST_LENGTH = (1 << 31) - 1  # tokens; above every context
 
 
-# The engine's name of a setting, and the field that sets it.
-_FIELDS = {
-    **{name: name for name in (*StatelessSettings.__annotations__, "messages", "prompt")},
+FIELDS = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
     "stop_strings": "stop",
     "logprobs": "top_logprobs",
     "template_variables": "chat_template_kwargs",
+    "system": "messages",
+    "text": "messages",
 }
+"""The fields of arguments and settings that have other names in Python."""
+
+
+class OpenAIRoute(JsonRoute):
+    """A route whose refusals have OpenAI's names."""
+
+    FIELDS: ClassVar[Mapping[str, str]] = FIELDS
 
 
 class StreamOptions(BaseModel):
@@ -76,9 +82,6 @@ class SamplingBody(Body):
         "spaces_between_special_tokens": (True,),
         "use_beam_search": (False,),
     }
-
-    FIELDS: ClassVar[dict[str, str]] = _FIELDS
-    """The engine's name of a setting, and the field that sets it."""
 
     model: str | None = Field(None, description="The model's name in /v1/models.")
     temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(
@@ -130,6 +133,10 @@ class SamplingBody(Body):
         """Number of choices."""
         return self.n or 1
 
+    def fields(self) -> Mapping[str, str]:
+        """Returns the fields of settings that have other names in Python."""
+        return FIELDS
+
     def longest(self) -> int | None:
         """Returns the longest reply, in tokens; None: the model's default."""
         return self.max_tokens
@@ -163,7 +170,7 @@ class SamplingBody(Body):
             "n": self.n if self.choices > 1 else None,
             "skip_special_tokens": False if self.skip_special_tokens is False else None,
         }
-        check_limits(found, limits, self.FIELDS)
+        check_limits(found, limits, self.fields())
         found["logit_bias"] = self._biases()
         return found
 
@@ -183,27 +190,9 @@ class SamplingBody(Body):
             if not is_number or not -100 <= bias <= 100:
                 raise refusal(f"logit_bias.{key:.20}", shown(bias), "a number from -100 to 100")
             if not (key.isascii() and key.isdigit() and len(key) < 11):
-                raise refusal("logit_bias", shown({key: bias}), "token ids as keys")
+                raise refusal(f"logit_bias.{key:.20}", shown(bias), "a token id as its key")
             found[int(key)] = bias
         return found
-
-
-_NAME = re.compile(r"(?:setting )?([a-z_]+)((?:\[[0-9]+\])*)(?=[ :.,])")
-_OF_MESSAGES = ("the last message", "chat template")
-
-
-def in_fields(error: InvalidRequest) -> HttpError:
-    """Returns an error of the engine as a refusal that names the field which caused it, if the
-    error's text begins with the setting's name."""
-    text, param = str(error), None
-    found = _NAME.match(text)
-    if text.startswith(_OF_MESSAGES):
-        param = "messages"
-    elif found and found.group(1) in _FIELDS:
-        param = _FIELDS[found.group(1)] + found.group(2)
-        text = param + text[found.end() :]
-    code = "context_length_exceeded" if isinstance(error, ContextFull) else None
-    return HttpError(400, text, param=param, code=code)
 
 
 def stop_strings(stop: Any) -> list[str] | None:
@@ -215,8 +204,12 @@ def stop_strings(stop: Any) -> list[str] | None:
     texts = [stop] if isinstance(stop, str) else stop
     if texts is None or texts == []:
         return None
-    if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
-        raise refusal("stop", shown(stop), "a text or a list of texts, none of them empty")
+    if not isinstance(texts, list):
+        raise refusal("stop", shown(stop), "a string or a list of strings")
+    for i, text in enumerate(texts):
+        if not isinstance(text, str) or not text:
+            field = "stop" if isinstance(stop, str) else f"stop[{i}]"
+            raise refusal(field, shown(text), "a string that is not empty")
     return texts
 
 

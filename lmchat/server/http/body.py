@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from lmchat.errors import InvalidRequest
+from lmchat.server.errors import named
 from lmchat.server.http.json_body import parsed
 
 MAX_FIELDS = 256
@@ -63,13 +66,37 @@ class _JsonRequest(Request):
 
 
 class JsonRoute(APIRoute):
-    """A route whose body is parsed by `_JsonRequest`. Routers use it as their `route_class`."""
+    """A route whose body is parsed by `_JsonRequest`. Routers use it as their `route_class`.
+
+    Its refusals have the names of its requests: of the arguments and settings that these name
+    otherwise than Python, a subclass has the names in `FIELDS`, and `name_fields()` sets those of
+    one request.
+    """
+
+    FIELDS: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Returns the handler of a request."""
         handler = super().get_route_handler()
 
         async def handle(request: Request) -> Response:
-            return await handler(_JsonRequest(request.scope, request.receive))
+            try:
+                return await handler(_JsonRequest(request.scope, request.receive))
+            except InvalidRequest as error:
+                raise named(error, fields_of(request)) from error
 
         return handle
+
+
+_FIELDS = "lmchat.fields"
+
+
+def name_fields(request: Request, fields: Mapping[str, str]) -> None:
+    """Sets the names that the refusals of a request have, in place of those of its route."""
+    request.scope[_FIELDS] = fields
+
+
+def fields_of(request: Request) -> Mapping[str, str]:
+    """Returns the names of arguments and settings that a request names otherwise than Python."""
+    found: Mapping[str, str] = request.scope.get(_FIELDS) or request.scope["route"].FIELDS
+    return found

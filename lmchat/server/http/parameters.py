@@ -32,7 +32,7 @@ def decoded(value: str) -> str:
     try:
         return value.encode("latin-1").decode("utf-8")
     except UnicodeDecodeError:
-        raise ValueError("expected UTF-8") from None
+        raise ValueError("other bytes, expected UTF-8") from None
 
 
 IdempotencyKey = Annotated[

@@ -53,6 +53,7 @@ class PromptRequest:
         stream: whether the reply is streamed.
         with_prompt: whether the prompt precedes the reply in `text_output`.
         extra: further outputs that were asked for.
+        fields: the client's names of settings that it names otherwise.
     """
 
     prompts: tuple[str, ...]
@@ -60,6 +61,7 @@ class PromptRequest:
     stream: bool
     with_prompt: bool
     extra: tuple[str, ...]
+    fields: Mapping[str, str]
 
 
 def prompt_request(
@@ -86,9 +88,10 @@ def prompt_request(
         raise HttpError(400, f"{len(prompts)} prompts are given, expected at most {limits.prompts}")
     parameters = dict(parameters)
     flags = {name: _flag(name, inputs, parameters) for name in _FLAGS}
-    settings = {**_sampling_parameters(inputs), **_settings(parameters)}
+    fields: dict[str, str] = {}
+    settings = {**_sampling_parameters(inputs, fields), **_settings(parameters, fields)}
     settings.setdefault("max_new_tokens", DefaultLimit(DEFAULT_MAX_TOKENS))
-    check_limits(settings, limits)
+    check_limits(settings, limits, fields)
     if flags["return_cumulative_logprob"]:
         settings["logprobs"] = 0
     stream = bool(flags["stream"])
@@ -100,6 +103,7 @@ def prompt_request(
         stream=stream,
         with_prompt=not stream and not flags["exclude_input_in_output"],
         extra=tuple(output for flag, output in _EXTRA.items() if flags[flag]),
+        fields={"prompt": "text_input", **fields},
     )
 
 
@@ -113,7 +117,7 @@ def _flag(name: str, inputs: Mapping[str, list[Any]], parameters: dict[str, Any]
     return values[-1] if values else None
 
 
-def _sampling_parameters(inputs: Mapping[str, list[Any]]) -> dict[str, Any]:
+def _sampling_parameters(inputs: Mapping[str, list[Any]], fields: dict[str, str]) -> dict[str, Any]:
     given = inputs.get("sampling_parameters") or ["{}"]
     if len(given) > 1:
         raise HttpError(400, "sampling_parameters has several values, expected one")
@@ -135,7 +139,7 @@ def _sampling_parameters(inputs: Mapping[str, list[Any]]) -> dict[str, Any]:
             400, "sampling_parameters is not a JSON object", param="sampling_parameters"
         )
     _check_number(found)
-    return _settings({k: v if k in _TEXTS else _spelled(v) for k, v in found.items()})
+    return _settings({k: v if k in _TEXTS else _spelled(v) for k, v in found.items()}, fields)
 
 
 def _spelled(value: Any) -> Any:
@@ -151,14 +155,16 @@ def _spelled(value: Any) -> Any:
     return value
 
 
-def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
+def _settings(given: Mapping[str, Any], fields: dict[str, str]) -> dict[str, Any]:
+    """Returns the settings by their names here, and adds the client's names to `fields`."""
     _check_number(given)
     found: dict[str, Any] = {}
     for name, value in given.items():
         if name not in _SETTINGS:
             raise HttpError(400, f"parameter {name[:100]!r} is not supported", param=name[:100])
         if value is not None:
-            found[_NAMES.get(name, name)] = value
+            setting = _NAMES.get(name, name)
+            found[setting], fields[setting] = value, name
     return found
 
 

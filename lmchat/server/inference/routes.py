@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Depends, Request, Response
 from starlette.responses import JSONResponse
 
 from lmchat.aio.stream import AsyncReplyStream
-from lmchat.errors import Error
+from lmchat.errors import Error, InvalidRequest
 from lmchat.generation.generation import Delta, Reply
-from lmchat.server.errors import HttpError, error_object
+from lmchat.server.errors import HttpError, error_object, named
 from lmchat.server.http.event_stream import EventStream, answered, event
 from lmchat.server.http.guard import shutting_down
 from lmchat.server.http.json_body import parsed
@@ -114,7 +114,8 @@ async def infer(request: Request) -> Response:
     requested = _requested(given, wanted)
     if any(one.name == "cumulative_logprob" for one in requested):
         wanted.settings["logprobs"] = 0
-    replies = await answered(request, _replies(state, owner_of(request), wanted))
+    with _named(wanted):
+        replies = await answered(request, _replies(state, owner_of(request), wanted))
     columns = _outputs(wanted, replies)
     head = {"model_name": state_of(request).model_name, "model_version": metadata.VERSION}
     if given.id:
@@ -143,7 +144,8 @@ async def generate(request: Request) -> JSONResponse:
     head, wanted = await _generate_request(request)
     if wanted.stream:
         raise HttpError(400, "stream is true, expected false; use generate_stream", param="stream")
-    replies = await answered(request, _replies(state, owner_of(request), wanted))
+    with _named(wanted):
+        replies = await answered(request, _replies(state, owner_of(request), wanted))
     columns = _outputs(wanted, replies)
     return JSONResponse(
         {**head, **{one: columns[one][0] for one in ("text_output", *wanted.extra)}}
@@ -157,8 +159,18 @@ async def generate_stream(request: Request) -> EventStream:
     state.engine.check_capacity(owner_of(request))
     head, wanted = await _generate_request(request, stream=True)
     stream = state.engine.stream(wanted.prompts[0], owner=owner_of(request), **wanted.settings)
-    await _begun(request, stream)
+    with _named(wanted):
+        await _begun(request, stream)
     return EventStream.of(request, _events(head, wanted, stream))
+
+
+@contextlib.contextmanager
+def _named(wanted: PromptRequest) -> Iterator[None]:
+    """Raises refusals with the client's names of settings."""
+    try:
+        yield
+    except InvalidRequest as error:
+        raise named(error, wanted.fields) from error
 
 
 async def _generate_request(
@@ -227,7 +239,8 @@ async def _events(
             last = {one: columns[one][0] for one in wanted.extra}
             yield event(json.dumps({**head, "text_output": "", **last}))
     except Error as error:
-        yield event(json.dumps({**head, "error": error_object(error)["error"]["message"]}))
+        message = error_object(named(error, wanted.fields))["error"]["message"]
+        yield event(json.dumps({**head, "error": message}))
     finally:
         with contextlib.suppress(Error):
             await stream.aclose()

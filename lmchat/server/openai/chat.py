@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter, Request
@@ -19,8 +20,8 @@ from lmchat.server.dialects.results import (
     finish_reason,
     new_id,
 )
-from lmchat.server.dialects.sampling import SamplingBody, refusal
-from lmchat.server.http.body import JsonRoute
+from lmchat.server.dialects.sampling import FIELDS, OpenAIRoute, SamplingBody, refusal
+from lmchat.server.http.body import name_fields
 from lmchat.server.http.parameters import SESSION_HEADER, IdempotencyKey, SessionName
 from lmchat.server.openai.chunks import ChatChunks, compact, names_of
 from lmchat.server.openai.durable import EntryStream, session_turn
@@ -31,7 +32,7 @@ from lmchat.server.retries.receipt import Receipt
 from lmchat.server.state import owner_of, state_of
 from turbomind.shown import shown
 
-router = APIRouter(prefix="/v1", tags=["openai"], route_class=JsonRoute)
+router = APIRouter(prefix="/v1", tags=["openai"], route_class=OpenAIRoute)
 
 
 class ChatFields(SamplingBody):
@@ -64,6 +65,12 @@ class ChatFields(SamplingBody):
     continue_final_message: bool | None = Field(
         None, description="Whether the reply continues the last message, an assistant's."
     )
+
+    def fields(self) -> Mapping[str, str]:
+        """Returns the fields of settings that have other names in Python."""
+        if self.max_completion_tokens is None:
+            return FIELDS
+        return {**FIELDS, "max_new_tokens": "max_completion_tokens"}
 
     def longest(self) -> int | None:
         """Returns the longest reply, in tokens; None: the model's default."""
@@ -112,6 +119,7 @@ async def chat_completions(
     """Answers a conversation, as OpenAI's and vLLM's route of this name. With a session, an
     `Idempotency-Key` names its turn."""
     state, owner = state_of(request), owner_of(request)
+    name_fields(request, body.fields())
     check_model(state, body.model)
     settings = body.settings(state.limits)
     messages = await plain_messages(body.messages, state)

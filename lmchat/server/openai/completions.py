@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter, Request
@@ -21,16 +22,23 @@ from lmchat.server.dialects.results import (
     finish_reason,
     new_id,
 )
-from lmchat.server.dialects.sampling import SamplingBody, refusal, unsupported
-from lmchat.server.http.body import JsonRoute
+from lmchat.server.dialects.sampling import FIELDS, OpenAIRoute, SamplingBody, refusal, unsupported
 from lmchat.server.openai.chunks import CompletionChunks, compact, names_of
 from lmchat.server.openai.envelope import envelope_of
 from lmchat.server.openai.examples import COMPLETION
 from lmchat.server.openai.replying import Fields, Parts, answer, streamed, whole
 from lmchat.server.state import owner_of, state_of
+from turbomind.params import token_id_list
 from turbomind.shown import shown
 
-router = APIRouter(prefix="/v1", tags=["openai"], route_class=JsonRoute)
+
+class CompletionRoute(OpenAIRoute):
+    """A route of completions, which names `logprobs` as Python does."""
+
+    FIELDS: ClassVar[Mapping[str, str]] = {**FIELDS, "logprobs": "logprobs"}
+
+
+router = APIRouter(prefix="/v1", tags=["openai"], route_class=CompletionRoute)
 
 DEFAULT_TOKENS = 16
 """Longest completion where `max_tokens` is not given, as OpenAI has it."""
@@ -46,14 +54,16 @@ class CompletionBody(SamplingBody):
         "suffix": ("",),
     }
 
-    FIELDS: ClassVar[dict[str, str]] = {**SamplingBody.FIELDS, "logprobs": "logprobs"}
-
     prompt: Any = Field(description="A text, a list of texts, token ids, or a list of these.")
     logprobs: Annotated[int, Field(ge=0)] | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None
     add_special_tokens: bool | None = Field(
         None, description="Whether a text gets the tokenizer's own tokens. Default: true."
     )
+
+    def fields(self) -> Mapping[str, str]:
+        """Returns the fields of settings that have other names in Python."""
+        return CompletionRoute.FIELDS
 
     def longest(self) -> int:
         """Returns the longest completion, in tokens."""
@@ -63,14 +73,16 @@ class CompletionBody(SamplingBody):
         """Returns the number of alternatives per token; None: no log-probabilities at all."""
         return self.logprobs
 
-    def prompts(self, limits: Limits, max_context: int) -> list[str | list[int]]:
+    def prompts(self, limits: Limits, max_context: int, vocab: int) -> list[str | list[int]]:
         """Returns the prompts.
 
         Args:
             limits: the server's limits.
             max_context: largest length of a prompt, in tokens.
+            vocab: size of the vocabulary.
 
         Raises:
+            InvalidRequest: a token id is wrong.
             HttpError: there are none or too many, or one is neither a text nor token ids.
         """
         if self.best_of not in (None, self.choices):
@@ -90,6 +102,8 @@ class CompletionBody(SamplingBody):
                 raise refusal(name, f"{len(prompt)} tokens", most, "context_length_exceeded")
             if not (isinstance(prompt, str) or _is_list(prompt)) or not prompt:
                 raise refusal(name, shown(prompt), "a string or token ids, not empty")
+            if not isinstance(prompt, str):
+                token_id_list(prompt, vocab, name)
         return found
 
 
@@ -105,7 +119,8 @@ async def completions(
     state, owner = state_of(request), owner_of(request)
     check_model(state, body.model)
     settings = body.settings(state.limits)
-    prompts = body.prompts(state.limits, state.engine.max_context)
+    vocab = state.engine.sync.core.vocab_size
+    prompts = body.prompts(state.limits, state.engine.max_context, vocab)
     if len(prompts) * body.choices > state.limits.prompts:
         seen = shown(body.n)
         raise refusal("n", seen, f"at most {state.limits.prompts} choices of all prompts together")

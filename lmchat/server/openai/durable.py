@@ -15,7 +15,7 @@ from lmchat.generation.parts import Delta, Progress
 from lmchat.generation.reply import Reply
 from lmchat.generation.settings import GenerationSettings, StatelessSettings
 from lmchat.server.dialects.sampling import refusal, unsupported
-from lmchat.server.errors import HttpError
+from lmchat.server.errors import HttpError, named
 from lmchat.server.retries.door import Door, Prepare, open_door
 from lmchat.server.retries.entries import Entries
 from lmchat.server.retries.entry import Entry
@@ -167,7 +167,7 @@ def _found(engine: ChatEngine, owner: str, session: str) -> Session | None:
     except NotFound:
         return None
     except InvalidRequest as error:
-        raise HttpError(400, str(error), param="session") from None
+        raise named(error, {"name": "session"}) from None
 
 
 def _created(state: ServerState, owner: str, name: str, system: str | None) -> Session:
@@ -177,7 +177,7 @@ def _created(state: ServerState, owner: str, name: str, system: str | None) -> S
         with state.names.holding((owner, name)), state.session_limit.room(owner):
             return engine.session(name, owner=owner, system=system)
     except InvalidRequest as error:
-        raise HttpError(400, str(error), param="messages[0]") from None
+        raise named(error, {"name": "session", "system": "messages[0]"}) from None
 
 
 def _compare(turns: Sequence[Any], earlier: Sequence[Message], first: int) -> None:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from lmchat.aio.threads import shared
-from lmchat.errors import InvalidRequest
+from lmchat.errors import Error
 from lmchat.generation.parts import Delta, Part, Progress
 from lmchat.generation.reply import Reply
 from lmchat.server.dialects.results import all_choices, metrics, raise_failed, usage
-from lmchat.server.dialects.sampling import in_fields
-from lmchat.server.errors import error_object, log_failure, status_of
+from lmchat.server.errors import error_object, log_failure, named, status_of
+from lmchat.server.http.body import fields_of
 from lmchat.server.http.event_stream import EventStream, answered, event
 from lmchat.server.openai.chunks import DONE, Chunks, compact
 from lmchat.server.openai.envelope import Envelope
@@ -142,28 +142,14 @@ class Parts:
         await asyncio.gather(*(one.aclose() for one in self._streams), return_exceptions=True)
 
 
-async def until_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """Awaits `work`, and cancels it when the client disconnects.
-
-    Raises:
-        Disconnected: the client has closed the connection.
-        HttpError: the engine has refused the request, in the words of its fields.
-        Error: the work failed otherwise.
-    """
-    try:
-        return await answered(request, work)
-    except InvalidRequest as error:
-        raise in_fields(error) from error
-
-
 async def whole(request: Request, parts: Parts) -> list[Reply]:
     """Waits for the replies, one for each prompt. All generations stop when one fails or the client
     disconnects.
 
     Raises:
         Disconnected: the client has closed the connection.
-        HttpError: the engine has refused the request.
-        Error: a generation failed.
+        Error: the engine has refused the request, or a generation
+            failed.
     """
 
     async def replies() -> list[Reply]:
@@ -172,7 +158,7 @@ async def whole(request: Request, parts: Parts) -> list[Reply]:
         return parts.replies()
 
     try:
-        return await until_gone(request, replies())
+        return await answered(request, replies())
     finally:
         await parts.aclose()
 
@@ -238,21 +224,26 @@ async def streamed(
 
     Raises:
         Disconnected: the client has closed the connection.
-        HttpError: the engine has refused the request.
-        Error: a generation failed before its first part, and soon.
+        Error: the engine has refused the request, or a generation
+            failed before its first part, and soon.
     """
     begun = time.perf_counter()
     try:
-        await until_gone(request, parts.started())
+        await answered(request, parts.started())
     except BaseException:
         await parts.aclose()
         raise
-    events = _events(parts, chunks, range(choices), begun, progress)
+    events = _events(parts, chunks, range(choices), begun, progress, fields_of(request))
     return EventStream.of(request, events, headers)
 
 
 async def _events(
-    parts: Parts, chunks: Chunks, indices: range, begun: float, progress: bool
+    parts: Parts,
+    chunks: Chunks,
+    indices: range,
+    begun: float,
+    progress: bool,
+    fields: Mapping[str, str],
 ) -> AsyncIterator[bytes]:
     try:
         before = b"".join([chunks.begin(index) for index in indices])
@@ -275,6 +266,8 @@ async def _events(
         last = len(ends) - 1
         ending = [chunks.finish(i, one, replies, i == last) for i, one in enumerate(ends)]
         yield b"".join([before, *ending, chunks.end(replies)])
+    except Error as error:
+        yield failure(named(error, fields))
     except Exception as error:
         yield failure(error)
     finally:

@@ -14,16 +14,16 @@ from lmchat.aio.threads import shared
 from lmchat.server.dialects.limits import check_counted
 from lmchat.server.dialects.messages import Messages, plain_messages, template_variables
 from lmchat.server.dialects.models import check_model
-from lmchat.server.dialects.sampling import refusal, unsupported
+from lmchat.server.dialects.sampling import OpenAIRoute, refusal, unsupported
 from lmchat.server.errors import HttpError
-from lmchat.server.http.body import Body, JsonRoute
+from lmchat.server.http.body import Body
 from lmchat.server.http.json_answer import json_answer
 from lmchat.server.openai.examples import DETOKENIZE, TOKENIZE
 from lmchat.server.state import owner_of, state_of
 from lmchat.text.tokenizer import Tokenizer
 from turbomind.shown import shown
 
-router = APIRouter(tags=["openai"], route_class=JsonRoute)
+router = APIRouter(tags=["openai"], route_class=OpenAIRoute)
 
 
 class TokenizeBody(Body):

@@ -7,12 +7,12 @@ from typing import Annotated, Any, ClassVar
 from pydantic import ConfigDict, Field
 
 from lmchat.server.config import Limits
+from lmchat.server.dialects import sampling
 from lmchat.server.dialects.limits import check_limits
 from lmchat.server.dialects.messages import template_variables
 from lmchat.server.dialects.sampling import (
     LARGEST_LENGTH,
     LEAST_TOP_P,
-    SamplingBody,
     stop_strings,
 )
 from lmchat.server.errors import HttpError, in_field
@@ -21,7 +21,16 @@ from lmchat.server.responses import ids
 from lmchat.store.protocol import MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE
 
 _LOGPROBS = "message.output_text.logprobs"
-_FIELDS = {**SamplingBody.FIELDS, "max_new_tokens": "max_output_tokens"}
+FIELDS = {
+    **sampling.FIELDS,
+    "max_new_tokens": "max_output_tokens",
+    "system": "instructions",
+    "text": "input",
+    "messages": "input",
+    "before": "input",
+    "overflow": "truncation",
+}
+"""The fields of arguments and settings that have other names in Python."""
 _HARMLESS = frozenset(
     {
         "reasoning.encrypted_content",
@@ -154,7 +163,7 @@ class ResponseBody(PromptBody):
                             "or 'auto'", param="truncation")  # fmt: skip
         if self.truncation == "auto" and not self.store:
             raise HttpError(400, "truncation is 'auto' with store false", param="truncation")
-        check_limits(self.settings(), limits, _FIELDS)
+        check_limits(self.settings(), limits, FIELDS)
         template_variables(self.chat_template_kwargs)
 
     def settings(self) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Annotated, Any
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse, Response
@@ -31,7 +31,7 @@ from lmchat.server.responses.begin import (
     response_turns,
     unstored_messages,
 )
-from lmchat.server.responses.body import PromptBody, ResponseBody
+from lmchat.server.responses.body import FIELDS, PromptBody, ResponseBody
 from lmchat.server.responses.items import Input
 from lmchat.server.responses.objects import RECORD, response_object, stored_response
 from lmchat.server.responses.run import Run, Runs
@@ -42,7 +42,14 @@ from lmchat.server.retries.receipt import Receipt
 from lmchat.server.state import ServerState, owner_of, state_of
 from lmchat.store.turns import Turn
 
-router = APIRouter(tags=["OpenAI Responses"], route_class=JsonRoute)
+
+class ResponseRoute(JsonRoute):
+    """A route whose refusals have the names of the Responses API."""
+
+    FIELDS: ClassVar[Mapping[str, str]] = FIELDS
+
+
+router = APIRouter(tags=["OpenAI Responses"], route_class=ResponseRoute)
 
 
 class Responses:

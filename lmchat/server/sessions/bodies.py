@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, ConfigDict, Field
 
+from lmchat.errors import InvalidRequest
+from lmchat.generation.settings import SETTINGS, STATELESS_SETTINGS
 from lmchat.server.config import Limits
 from lmchat.server.dialects.limits import check_limits, check_variables
-from lmchat.server.http.body import Body, example
+from lmchat.server.http.body import Body, JsonRoute, example
+from turbomind.params import refuse_unknown, renamed
 
 Metadata = Annotated[dict[str, str], Field(max_length=16)]
 
@@ -28,6 +32,32 @@ MOST_MESSAGES = 1024
 Messages = Annotated[list[dict[str, Any]], Field(max_length=MOST_MESSAGES)]
 
 
+FIELDS = {name: f"settings.{name}" for name in STATELESS_SETTINGS}
+"""The places of settings in a body."""
+
+
+class SessionRoute(JsonRoute):
+    """A route whose refusals name a setting as `settings.NAME`."""
+
+    FIELDS: ClassVar[Mapping[str, str]] = FIELDS
+
+
+def check_settings(settings: Mapping[str, Any], limits: Limits, *, stateless: bool = False) -> None:
+    """Refuses settings that there are not, and those above the server's limits.
+
+    Args:
+        settings: the settings of a body.
+        limits: the server's limits.
+        stateless: whether they are for a generation without a session.
+    """
+    unknown = [name for name in settings if name not in STATELESS_SETTINGS]
+    try:
+        refuse_unknown("setting", unknown, STATELESS_SETTINGS if stateless else SETTINGS)
+    except InvalidRequest as error:
+        raise renamed(error, lambda name: f"settings.{name}") from error
+    check_limits(settings, limits, FIELDS)
+
+
 class Properties(Body):
     """What can be set of a session."""
 
@@ -43,8 +73,8 @@ class Properties(Body):
     system: str | None = None
 
     def check(self, limits: Limits) -> None:
-        """Refuses settings above the server's limits."""
-        check_limits(self.settings or {}, limits)
+        """Refuses settings that there are not, and those above the server's limits."""
+        check_settings(self.settings or {}, limits)
 
 
 class CreateBody(Properties):
@@ -70,8 +100,8 @@ class GenerateBody(Body):
     metadata: dict[str, Any] | None = None
 
     def check(self, limits: Limits) -> None:
-        """Refuses settings above the server's limits."""
-        check_limits(self.settings, limits)
+        """Refuses settings that there are not, and those above the server's limits."""
+        check_settings(self.settings, limits)
 
 
 class Placed(Body):

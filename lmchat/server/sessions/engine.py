@@ -22,19 +22,19 @@ from lmchat.generation.generation import Generation
 from lmchat.generation.settings import as_json
 from lmchat.public_text import public_model
 from lmchat.server.config import Limits
-from lmchat.server.dialects.limits import check_counted, check_limits
+from lmchat.server.dialects.limits import check_counted
 from lmchat.server.errors import HttpError
-from lmchat.server.http.body import Body, JsonRoute, example
+from lmchat.server.http.body import Body, example
 from lmchat.server.http.event_stream import Disconnected, EventStream, answered
 from lmchat.server.http.json_answer import Json, json_answer
 from lmchat.server.sessions import views
 from lmchat.server.sessions.access import check_accepting, in_thread
-from lmchat.server.sessions.bodies import Messages, Variables
+from lmchat.server.sessions.bodies import Messages, SessionRoute, Variables, check_settings
 from lmchat.server.sessions.stream import events
 from lmchat.server.state import owner_of, state_of
 from turbomind.shown import shown
 
-router = APIRouter(prefix="/v1/engine", tags=["engine"], route_class=JsonRoute)
+router = APIRouter(prefix="/v1/engine", tags=["engine"], route_class=SessionRoute)
 
 TokenIds = Annotated[
     list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(max_length=1 << 20, fail_fast=True)
@@ -67,8 +67,8 @@ class EngineGenerateBody(EnginePromptBody):
     token_ids: bool = False
 
     def check(self, limits: Limits) -> None:
-        """Refuses settings above the server's limits."""
-        check_limits(self.settings, limits)
+        """Refuses settings that there are not, and those above the server's limits."""
+        check_settings(self.settings, limits, stateless=True)
 
 
 class EngineTokensBody(EnginePromptBody):

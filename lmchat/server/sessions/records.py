@@ -13,17 +13,16 @@ from lmchat.engine import ChatEngine
 from lmchat.errors import NotFound
 from lmchat.server.errors import HttpError
 from lmchat.server.forecasts import forecasts_by_id
-from lmchat.server.http.body import JsonRoute
 from lmchat.server.http.json_answer import json_answer
 from lmchat.server.http.parameters import Details, Number, Text, TokenIds
 from lmchat.server.sessions import views
 from lmchat.server.sessions.access import Opened, in_thread, location
-from lmchat.server.sessions.bodies import CreateBody, Properties
+from lmchat.server.sessions.bodies import CreateBody, Properties, SessionRoute
 from lmchat.server.state import owner_of, state_of
 from lmchat.sessions.session import Session
 from turbomind.shown import shown
 
-router = APIRouter(tags=["sessions"], route_class=JsonRoute)
+router = APIRouter(tags=["sessions"], route_class=SessionRoute)
 
 MOST_LISTED = 100
 

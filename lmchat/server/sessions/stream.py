@@ -33,10 +33,11 @@ from lmchat.aio.stream import AsyncFollower
 from lmchat.errors import Error
 from lmchat.generation.parts import Delta, Progress
 from lmchat.generation.reply import Reply
-from lmchat.server.errors import HttpError, error_object
+from lmchat.server.errors import HttpError, error_object, named
 from lmchat.server.http import json_answer
 from lmchat.server.sessions import views
 from lmchat.server.sessions.access import in_thread
+from lmchat.server.sessions.bodies import FIELDS
 
 VERSION = 1
 
@@ -107,7 +108,7 @@ async def events(
         reply = whole(await follower.result())
         yield await in_thread(lambda: done(reply, token_ids))
     except Error as error:
-        yield encoded("error", error_object(error))
+        yield encoded("error", error_object(named(error, FIELDS)))
     finally:
         await follower.aclose()
 

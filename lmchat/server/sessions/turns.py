@@ -11,7 +11,6 @@ from starlette.responses import JSONResponse, Response
 
 from lmchat.aio.stream import AsyncFollower
 from lmchat.generation.generation import Generation
-from lmchat.server.http.body import JsonRoute
 from lmchat.server.http.event_stream import EventStream, answered
 from lmchat.server.http.json_answer import Json, json_answer
 from lmchat.server.http.parameters import IdempotencyKey, Number, TokenIds
@@ -22,12 +21,12 @@ from lmchat.server.retries.keys import digest_of
 from lmchat.server.retries.receipt import Receipt
 from lmchat.server.sessions import views
 from lmchat.server.sessions.access import Opened, check_accepting, in_thread
-from lmchat.server.sessions.bodies import EditBody, GenerateBody, StopBody, TurnBody
+from lmchat.server.sessions.bodies import EditBody, GenerateBody, SessionRoute, StopBody, TurnBody
 from lmchat.server.sessions.stream import Place, events
 from lmchat.server.state import owner_of, state_of
 from lmchat.sessions.session import Session
 
-router = APIRouter(tags=["sessions"], route_class=JsonRoute)
+router = APIRouter(tags=["sessions"], route_class=SessionRoute)
 
 LINGER = 30.0
 """Default of `linger` for a request with a key, in seconds. A client whose connection broke repeats

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse
 
 from lmchat.server.dialects.limits import check_counted
-from lmchat.server.http.body import Body, JsonRoute
+from lmchat.server.http.body import Body
 from lmchat.server.http.json_answer import json_answer
 from lmchat.server.http.parameters import Details, IdempotencyKey, Number
 from lmchat.server.retries import keys
@@ -21,11 +21,12 @@ from lmchat.server.sessions.bodies import (
     EditReplyBody,
     ForkBody,
     PinBody,
+    SessionRoute,
     SwitchBody,
 )
 from lmchat.server.state import owner_of, state_of
 
-router = APIRouter(tags=["sessions"], route_class=JsonRoute)
+router = APIRouter(tags=["sessions"], route_class=SessionRoute)
 
 
 class NoBody(Body):

@@ -171,7 +171,7 @@ def test_a_final_message_is_continued(client):
     body = {"messages": [QUESTION, start], "temperature": 0}
     found = chat(client, **body, continue_final_message=True, add_generation_prompt=False)
     assert found.choices[0].message.content == text[7:]
-    assert refused(client, "/v1/chat/completions", body)["param"] == "messages[1]"
+    assert refused(client, "/v1/chat/completions", body)["param"] == "messages[1].role"
 
 
 def test_a_resent_history_computes_only_its_new_tokens(client):
