@@ -73,6 +73,25 @@ class HttpError(HTTPException):
         return str(self.detail)
 
 
+def refusal(field: str, seen: str, expected: str, code: str | None = None) -> HttpError:
+    """Returns the refusal of a field's value.
+
+    Args:
+        field: name of the field.
+        seen: a description of the value, of any length.
+        expected: what it may be.
+        code: a word for programs.
+    """
+    text = f"{field} is {bounded(seen, 100)}, expected {expected}"
+    return HttpError(400, text, param=field, code=code)
+
+
+def unsupported(field: str, hint: str = "") -> HttpError:
+    """Returns the refusal of a field that this server does not support."""
+    more = f": {hint}" if hint else ""
+    return HttpError(400, f"{field} is not supported{more}", param=field, code="unsupported_field")
+
+
 @contextlib.contextmanager
 def in_field(name: str) -> Iterator[None]:
     """Names the field of a body in refusals that name none, such as those of an absent object."""

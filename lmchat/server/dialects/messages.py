@@ -8,8 +8,7 @@ from pydantic import Field
 
 from lmchat.aio.threads import shared
 from lmchat.server.dialects.limits import Parts, check_variables
-from lmchat.server.dialects.sampling import refusal, unsupported
-from lmchat.server.errors import HttpError, bounded
+from lmchat.server.errors import HttpError, bounded, refusal, unsupported
 from lmchat.server.http.body import Body
 from lmchat.server.state import ServerState
 from lmchat.store.turns import Message

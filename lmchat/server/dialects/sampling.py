@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from lmchat.generation.settings import StatelessSettings
 from lmchat.server.config import Limits
 from lmchat.server.dialects.limits import check_limits
-from lmchat.server.errors import HttpError, bounded
+from lmchat.server.errors import refusal
 from lmchat.server.http.body import Body, JsonRoute
 from turbomind.shown import shown
 
@@ -211,22 +211,3 @@ def stop_strings(stop: Any) -> list[str] | None:
             field = "stop" if isinstance(stop, str) else f"stop[{i}]"
             raise refusal(field, shown(text), "a string that is not empty")
     return texts
-
-
-def refusal(field: str, seen: str, expected: str, code: str | None = None) -> HttpError:
-    """Returns the refusal of a field's value.
-
-    Args:
-        field: name of the field.
-        seen: a description of the value, of any length.
-        expected: what it may be.
-        code: a word for programs.
-    """
-    text = f"{field} is {bounded(seen, 100)}, expected {expected}"
-    return HttpError(400, text, param=field, code=code)
-
-
-def unsupported(field: str, hint: str = "") -> HttpError:
-    """Returns the refusal of a field that this server does not support."""
-    more = f": {hint}" if hint else ""
-    return HttpError(400, f"{field} is not supported{more}", param=field, code="unsupported_field")

@@ -11,7 +11,8 @@ from pydantic_core import from_json
 from lmchat.generation.settings import SETTINGS, DefaultLimit
 from lmchat.server.config import Limits
 from lmchat.server.dialects.limits import check_limits
-from lmchat.server.errors import HttpError
+from lmchat.server.errors import HttpError, refusal
+from turbomind.shown import shown
 
 DEFAULT_MAX_TOKENS = 16
 """Longest reply without a setting, as in vLLM's sampling parameters."""
@@ -113,7 +114,7 @@ def _flag(name: str, inputs: Mapping[str, list[Any]], parameters: dict[str, Any]
         values.append(parameters.pop(name))
     for value in values:
         if not isinstance(value, bool):
-            raise HttpError(400, f"{name} is neither true nor false", param=name)
+            raise refusal(name, shown(value), "true or false")
     return values[-1] if values else None
 
 
@@ -135,9 +136,7 @@ def _sampling_parameters(inputs: Mapping[str, list[Any]], fields: dict[str, str]
         except ValueError as error:
             raise HttpError(400, "sampling_parameters is not JSON", code="invalid_json") from error
     if not isinstance(found, dict):
-        raise HttpError(
-            400, "sampling_parameters is not a JSON object", param="sampling_parameters"
-        )
+        raise refusal("sampling_parameters", shown(found), "an object")
     _check_number(found)
     return _settings({k: v if k in _TEXTS else _spelled(v) for k, v in found.items()}, fields)
 

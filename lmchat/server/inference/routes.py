@@ -14,13 +14,14 @@ from starlette.responses import JSONResponse
 from lmchat.aio.stream import AsyncReplyStream
 from lmchat.errors import Error, InvalidRequest
 from lmchat.generation.generation import Delta, Reply
-from lmchat.server.errors import HttpError, error_object, named
+from lmchat.server.errors import HttpError, error_object, named, refusal
 from lmchat.server.http.event_stream import EventStream, answered, event
 from lmchat.server.http.guard import shutting_down
 from lmchat.server.http.json_body import parsed
 from lmchat.server.inference import metadata, tensors
 from lmchat.server.inference.prompt_settings import PromptRequest, prompt_request
 from lmchat.server.state import ServerState, owner_of, state_of
+from turbomind.shown import shown
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
@@ -182,7 +183,7 @@ async def _generate_request(
         raise HttpError(400, "the body is not a JSON object, expected one with 'text_input'")
     nested = given.get("parameters") or {}
     if not isinstance(nested, dict):
-        raise HttpError(400, "parameters is not a JSON object", param="parameters")
+        raise refusal("parameters", shown(nested), "an object")
     text = given.get("text_input")
     text = text[0] if isinstance(text, list) and len(text) == 1 else text
     if not isinstance(text, str):

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lmchat.server.errors import HttpError
+from lmchat.server.errors import HttpError, refusal
 from lmchat.server.http.json_body import parsed
+from turbomind.shown import shown
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 """Header with the length of the JSON object in a body that has bytes after it."""
@@ -72,7 +73,7 @@ async def parse(body: bytes, header_length: str | None, most: int) -> InferReque
     is_binary = parameters.pop("binary_data_output", False)
     request_id = given.get("id", "")
     if not isinstance(request_id, str) or len(request_id) > 256:
-        raise HttpError(400, "id is wrong, expected a string of at most 256 characters", param="id")
+        raise refusal("id", shown(request_id), "a string of at most 256 characters")
     outputs = given.get("outputs")
     return InferRequest(
         id=request_id,
@@ -118,7 +119,7 @@ def _json_end(body: bytes, header_length: str | None) -> int:
 
 def _mapping(given: Any, what: str) -> dict[str, Any]:
     if given is not None and not isinstance(given, dict):
-        raise HttpError(400, f"{what} is not a JSON object", param=what)
+        raise refusal(what, shown(given), "an object")
     return dict(given or {})
 
 

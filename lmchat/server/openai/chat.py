@@ -20,7 +20,8 @@ from lmchat.server.dialects.results import (
     finish_reason,
     new_id,
 )
-from lmchat.server.dialects.sampling import FIELDS, OpenAIRoute, SamplingBody, refusal
+from lmchat.server.dialects.sampling import FIELDS, OpenAIRoute, SamplingBody
+from lmchat.server.errors import refusal
 from lmchat.server.http.body import name_fields
 from lmchat.server.http.parameters import SESSION_HEADER, IdempotencyKey, SessionName
 from lmchat.server.openai.chunks import ChatChunks, compact, names_of

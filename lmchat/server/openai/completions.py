@@ -22,7 +22,8 @@ from lmchat.server.dialects.results import (
     finish_reason,
     new_id,
 )
-from lmchat.server.dialects.sampling import FIELDS, OpenAIRoute, SamplingBody, refusal, unsupported
+from lmchat.server.dialects.sampling import FIELDS, OpenAIRoute, SamplingBody
+from lmchat.server.errors import refusal, unsupported
 from lmchat.server.openai.chunks import CompletionChunks, compact, names_of
 from lmchat.server.openai.envelope import envelope_of
 from lmchat.server.openai.examples import COMPLETION

@@ -14,8 +14,7 @@ from lmchat.generation.generation import Generation
 from lmchat.generation.parts import Delta, Progress
 from lmchat.generation.reply import Reply
 from lmchat.generation.settings import GenerationSettings, StatelessSettings
-from lmchat.server.dialects.sampling import refusal, unsupported
-from lmchat.server.errors import HttpError, named
+from lmchat.server.errors import HttpError, named, refusal, unsupported
 from lmchat.server.retries.door import Door, Prepare, open_door
 from lmchat.server.retries.entries import Entries
 from lmchat.server.retries.entry import Entry

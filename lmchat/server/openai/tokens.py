@@ -14,8 +14,8 @@ from lmchat.aio.threads import shared
 from lmchat.server.dialects.limits import check_counted
 from lmchat.server.dialects.messages import Messages, plain_messages, template_variables
 from lmchat.server.dialects.models import check_model
-from lmchat.server.dialects.sampling import OpenAIRoute, refusal, unsupported
-from lmchat.server.errors import HttpError
+from lmchat.server.dialects.sampling import OpenAIRoute
+from lmchat.server.errors import HttpError, refusal, unsupported
 from lmchat.server.http.body import Body
 from lmchat.server.http.json_answer import json_answer
 from lmchat.server.openai.examples import DETOKENIZE, TOKENIZE

@@ -10,15 +10,12 @@ from lmchat.server.config import Limits
 from lmchat.server.dialects import sampling
 from lmchat.server.dialects.limits import check_limits
 from lmchat.server.dialects.messages import template_variables
-from lmchat.server.dialects.sampling import (
-    LARGEST_LENGTH,
-    LEAST_TOP_P,
-    stop_strings,
-)
-from lmchat.server.errors import HttpError, in_field
+from lmchat.server.dialects.sampling import LARGEST_LENGTH, LEAST_TOP_P, stop_strings
+from lmchat.server.errors import HttpError, in_field, refusal
 from lmchat.server.http.body import Body
 from lmchat.server.responses import ids
 from lmchat.store.protocol import MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE
+from turbomind.shown import shown
 
 _LOGPROBS = "message.output_text.logprobs"
 FIELDS = {
@@ -108,7 +105,7 @@ class PromptBody(Body):
             )
         found = given.get("id") if isinstance(given, dict) else given
         if not isinstance(found, str):
-            raise HttpError(400, "conversation has no id", param="conversation")
+            raise refusal("conversation", shown(given), "an id, or an object with it")
         with in_field("conversation"):
             return ids.session_of(found)
 
@@ -151,18 +148,15 @@ class ResponseBody(PromptBody):
         """
         for one in self.include:
             if one != _LOGPROBS and one not in _HARMLESS:
-                raise HttpError(400, f"include has {one[:80]!r}, which is not supported")
+                raise refusal("include", shown(self.include), f"{_LOGPROBS!r} at most")
         if self.background and not self.store:
-            raise HttpError(
-                400, "background is true and store false, expected store", param="store"
-            )
+            raise refusal("store", "false", "true with background")
         if self.conversation is not None and not self.store:
-            raise HttpError(400, "conversation is given with store false", param="store")
+            raise refusal("store", "false", "true with a conversation")
         if self.truncation not in ("auto", "disabled"):
-            raise HttpError(400, f"truncation is {self.truncation[:20]!r}, expected 'disabled' "
-                            "or 'auto'", param="truncation")  # fmt: skip
+            raise refusal("truncation", shown(self.truncation), "'disabled' or 'auto'")
         if self.truncation == "auto" and not self.store:
-            raise HttpError(400, "truncation is 'auto' with store false", param="truncation")
+            raise refusal("truncation", "'auto'", "'disabled' with store false")
         check_limits(self.settings(), limits, FIELDS)
         template_variables(self.chat_template_kwargs)
 

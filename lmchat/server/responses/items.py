@@ -9,10 +9,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from lmchat.server.dialects.limits import Parts
-from lmchat.server.errors import HttpError
+from lmchat.server.errors import HttpError, refusal, unsupported
 from lmchat.server.responses import ids
 from lmchat.sessions.appended import Said, said_in, texts_of
 from lmchat.store.turns import Turn
+from turbomind.shown import shown
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
 _ROLES = ("user", "assistant", "system", "developer")
@@ -34,7 +35,8 @@ class Input:
     def check_question(self) -> None:
         """Raises HttpError unless the last message is a user's."""
         if not self.messages or self.messages[-1]["role"] != "user":
-            raise HttpError(400, "input does not end with a user message", param="input")
+            role = self.messages[-1]["role"] if self.messages else None
+            raise refusal("input", f"a list that ends with {role!r}", "a user's message at its end")
 
 
 def parse(given: str | list[Any] | None, most: int, param: str = "input") -> Input:
@@ -52,9 +54,7 @@ def parse(given: str | list[Any] | None, most: int, param: str = "input") -> Inp
         return Input("", ({"role": "user", "content": given},))
     given = given or []
     if len(given) > most:
-        raise HttpError(
-            400, f"{param} has {len(given)} items, expected at most {most}", param=param
-        )
+        raise refusal(param, f"{len(given)} items", f"at most {most}")
     system: list[str] = []
     roles: list[str] = []
     texts: list[list[str]] = []  # of each message: the texts that it is joined of
@@ -66,9 +66,7 @@ def parse(given: str | list[Any] | None, most: int, param: str = "input") -> Inp
             continue
         if message["role"] in ("system", "developer"):
             if roles:
-                raise HttpError(
-                    400, f"{place} is a {message['role']} message after others, expected it first"
-                )
+                raise refusal(f"{place}.role", f"{message['role']!r} after others", "it first")
             system.append(message["content"])
         elif roles and roles[-1] == message["role"]:
             texts[-1].append(message["content"])
@@ -87,19 +85,17 @@ def message_of(role: str, said: Said) -> dict[str, Any]:
 def _message(item: Any, place: str, parts: Parts) -> dict[str, Any] | None:
     """Returns the message of an item, or None for one without an effect."""
     if not isinstance(item, dict):
-        raise HttpError(400, f"{place} is not an object, expected an item", param=place)
+        raise refusal(place, shown(item), "an item")
     kind = item.get("type") or "message"
     if kind == "reasoning":  # templates leave earlier reasoning out
         return None
     if kind != "message":
-        raise HttpError(400, f"{place}.type is {str(kind)[:50]!r}, expected 'message'", param=place)
+        raise refusal(f"{place}.type", shown(kind), "'message'")
     for name in item.keys() - {"type", "role", "content", "id", "status", "phase"}:
-        raise HttpError(400, f"{place}.{name[:50]} is not supported", param=place)
+        raise unsupported(f"{place}.{name[:50]}")
     role = item.get("role")
     if role not in _ROLES:
-        raise HttpError(
-            400, f"{place}.role is {str(role)[:50]!r}, expected one of {', '.join(_ROLES)}"
-        )
+        raise refusal(f"{place}.role", shown(role), f"one of {', '.join(_ROLES)}")
     return {"role": role, "content": _text(item.get("content"), place, parts)}
 
 
@@ -107,18 +103,16 @@ def _text(content: Any, place: str, parts: Parts) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise HttpError(400, f"{place}.content is neither a string nor a list", param=place)
+        raise refusal(f"{place}.content", shown(content), "a string or a list of parts")
     parts.add(content, f"{place}.content")
     texts: list[str] = []
     for number, part in enumerate(content):
         here = f"{place}.content[{number}]"
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in _TEXT_PARTS:
-            raise HttpError(
-                400, f"{here}.type is {str(kind)[:50]!r}, expected a string", param=here
-            )
+            raise refusal(f"{here}.type", shown(kind), "'input_text'")
         if not isinstance(part.get("text"), str):
-            raise HttpError(400, f"{here}.text is not a string", param=here)
+            raise refusal(f"{here}.text", shown(part.get("text")), "a string")
         texts.append(part["text"])
     return "".join(texts)
 
