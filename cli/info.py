@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +18,7 @@ from lmchat.errors import StoreError
 from lmchat.store.data_directory import data_place
 from turbomind import _C
 from turbomind.config.defaults import CacheSize
-from turbomind.config.described import described
+from turbomind.config.described import DESCRIBING, chosen_gpus, described
 from turbomind.config.device import (
     device_name,
     gpu_fault,
@@ -32,13 +33,18 @@ from turbomind.machine import physical_cores
 from turbomind.models import Description
 
 from . import facts
-from .options import Device, GroupSize, Head, Json, Quantize, Tp
+from .options import Json, with_engine_options
 from .terminal.texts import human_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
+def _describing(command: Callable[..., None]) -> Callable[..., None]:
+    return with_engine_options(command, (*DESCRIBING, "cache_memory"))
+
+
+@_describing
 def command(
     model: Annotated[
         str | None,
@@ -48,26 +54,9 @@ def command(
             "lmchat.",
         ),
     ] = None,
-    dtype: Annotated[
-        str, typer.Option(help="Data type of the weights: auto, bfloat16, float16 or float32.")
-    ] = "auto",
-    quantize: Quantize = None,
-    head: Head = None,
-    group_size: GroupSize = None,
-    device: Device = None,
-    tp: Tp = None,
-    cache_memory: Annotated[
-        str | None,
-        typer.Option(
-            help="Memory of the KV cache: a size such as 4GiB, or a share such as 80% of the "
-            "memory that is free after loading the weights. [default: 2GiB, at most 80% of what "
-            "is free]"
-        ),
-    ] = None,
-    rope_length: Annotated[
-        int | None, typer.Option(help="Sequence length assumed by dynamic and longrope scaling.")
-    ] = None,
     as_json: Json = False,
+    *,
+    engine: dict[str, Any],
 ) -> None:
     """Show this machine, where sessions are stored, and the memory and chat template of a model.
 
@@ -85,14 +74,12 @@ def command(
       lmchat info ./Qwen2.5-0.5B-Instruct --cache-memory 4GiB
       lmchat info ./config.json --json
     """
-    here = machine(device or "auto", tp)
+    here = machine(engine.get("device", "auto"), engine.get("tp"))
     report: dict[str, Any] = {"version": lmchat.__version__, "machine": here}
     report["data_directory"] = _data_directory()
     if model is not None:
-        options = {"device": device or "auto", "dtype": dtype, "rope_length": rope_length}
-        options |= {"quantize": quantize, "head": head, "group_size": group_size, "tp": tp}
-        info, fault = on_its_device(find_model(model), options)
-        cache_bytes = CacheSize(cache_memory).on_host(info.weight_bytes)
+        info, fault = on_its_device(find_model(model), engine)
+        cache_bytes = CacheSize(engine.get("cache_memory")).on_host(info.weight_bytes)
         report["model"] = model_facts(info, cache_bytes) | {"gpu_fault": fault}
         on_cpu = fault is not None or report["machine"]["device"] == "cpu"
         notes = [float16_note(info, _C.resolve_isa("auto")) if on_cpu else "", info.head_note]
@@ -116,8 +103,7 @@ def on_its_device(
 
     Args:
         model: Folder, GGUF file, config.json or hub name.
-        options: `device`, `dtype`, `rope_length`, `quantize`, `head`, `group_size` and `tp`, as
-            the command line gives them.
+        options: The given ones of `DESCRIBING`; others are ignored.
 
     Returns:
         The description, and the reason why the GPU cannot run the model, None without one. Where
@@ -125,11 +111,11 @@ def on_its_device(
     """
     local = Path(model).exists()  # of a hub name nothing is downloaded but the configuration
     info = described(model, options, weights=local)
-    gpus = gpu_options(options["device"], dtype=options["dtype"], tp=options.get("tp"))
+    gpus = chosen_gpus(options)
     fault = model_fault(info, gpus) if gpus else ""
     if not fault:
         return info, None
-    if is_automatic(options["device"]):
+    if is_automatic(options.get("device", "auto")):
         info = described(model, options | {"device": "cpu"}, weights=local)
     return info, f"{device_name(gpus)}: {fault}"
 

@@ -12,6 +12,8 @@ from datetime import datetime  # noqa: F401 - a hint of SessionInfo, which is ev
 from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
+from typing_extensions import Unpack
+
 from lmchat.bundled import find_model, name_of
 from lmchat.conversations.conversations import Conversations
 from lmchat.errors import EngineClosed, Error, NotFound
@@ -50,8 +52,9 @@ from lmchat.text.prompt import PromptBuilder, check_history
 from lmchat.text.template_class import TemplateInfo
 from lmchat.text.tokenizer import Tokenizer
 from turbomind import Engine, Forecast, ModelInfo, Residence, Stats
+from turbomind.config.engine_options import ChatEngineOptions, rows_of
 from turbomind.config.limits import explain_limits
-from turbomind.params import wrong
+from turbomind.params import refuse_unknown, wrong
 from turbomind.shown import shown
 
 _SWEEP_SECONDS = 5.0  # between two looks for sessions to close
@@ -96,7 +99,7 @@ class ChatEngine(StatelessVerbs):
             next use opens it again. None: no limit.
         max_open_sessions: sessions that stay open without a caller, at least 1; the least recently
             used are closed first. Pinned and generating ones stay, and do not count.
-        engine_options: those of `turbomind.Engine`, such as `cache_memory` or `threads`.
+        engine_options: those of `turbomind.ChatEngineOptions`, such as `cache_memory`.
 
     Raises:
         InvalidRequest: an option is out of range.
@@ -116,10 +119,11 @@ class ChatEngine(StatelessVerbs):
         max_wait: float = MAX_WAIT,
         idle_close: float | None = IDLE_CLOSE,
         max_open_sessions: int = MAX_OPEN,
-        **engine_options: Any,
+        **engine_options: Unpack[ChatEngineOptions],
     ) -> None:
         check_queue(max_queue, max_wait)
         check_limits(idle_close, max_open_sessions)
+        refuse_unknown("engine option", engine_options, rows_of(ChatEngineOptions))
         self._max_queue, self._max_wait = max_queue, float(max_wait)
         watch(self)
         with explain_limits("the engine"):
@@ -127,7 +131,7 @@ class ChatEngine(StatelessVerbs):
             try:
                 reuse = engine_options.get("prefix_reuse", True)
                 tiers = tier_options(folder if reuse else None, persist_pages, disk_quota)
-                self._start(model, opened, tiers, engine_options)
+                self._start(model, opened, tiers, dict(engine_options))
             except BaseException:
                 if self._owns_store:
                     opened.close()
@@ -144,7 +148,7 @@ class ChatEngine(StatelessVerbs):
         options: dict[str, Any],
     ) -> None:
         path = find_model(model)
-        self.core = Engine(path, **tiers, **options)
+        self.core = Engine(path, **{**tiers, **options})
         started: list[Callable[[], object]] = [self.core.close]
         try:
             info = self.core.info

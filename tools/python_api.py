@@ -7,9 +7,14 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_type_hints
+
+from typing_extensions import is_typeddict
+
+from turbomind.config.engine_options import ChatEngineOptions, rows_of
 
 _PACKAGES = ("lmchat", "turbomind")
 
@@ -36,12 +41,35 @@ def _entry(name: str, value: Any) -> str:
     if inspect.isclass(value) and issubclass(value, BaseException):
         lines.append(f"Error, subclass of `{value.__bases__[0].__name__}`. {_summary(value)}\n")
         return "\n".join(lines)
+    if is_typeddict(value):
+        known = {} if value is ChatEngineOptions else rows_of(ChatEngineOptions)
+        return "\n".join([*lines, _table(value, known)])
     if callable(value):
         lines.append(f"```python\n{name.rpartition('.')[2]}{_signature(value)}\n```\n")
     lines.append(_text(value) + "\n")
     if inspect.isclass(value):
         lines += [_member(key, item) for key, item in _members(value)] + [""]
     return "\n".join(lines)
+
+
+def _table(options: Any, known: Mapping[str, object]) -> str:
+    """Returns a class of options: its summary, and a table of its rows but for those `known`."""
+    types = get_type_hints(options)
+    lines = ["| option | type | range | default | |", "|---|---|---|---|---|"]
+    for name, row in rows_of(options).items():
+        if name in known:
+            continue
+        kind = str(getattr(types[name], "__name__", types[name])).replace("os.", "")
+        default = row.default_text or str(row.default)
+        cells = (f"`{name}`", f"`{kind}`", row.range_text, default, f"{row.text} {row.more}")
+        lines.append(
+            f"| {' | '.join(cell.replace('|', chr(92) + '|').strip() for cell in cells)} |"
+        )
+    return "\n".join([f"{_summary(options)}\n", *lines, ""])
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").strip()
 
 
 def _members(kind: type) -> list[tuple[str, Any]]:

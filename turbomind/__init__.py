@@ -4,6 +4,7 @@ Not here: text, templates and sessions (`lmchat`), and the arithmetic (`cpp`).
 """
 
 from turbomind._C import __version__, available_isas, cpu_name
+from turbomind.config.engine_options import ChatEngineOptions, EngineOptions
 from turbomind.engine.engine import Engine
 from turbomind.engine.handle import Handle
 from turbomind.engine.inbox import Inbox
@@ -24,10 +25,12 @@ from turbomind.loading.loader import ModelInfo, describe
 
 __all__ = [
     "Busy",
+    "ChatEngineOptions",
     "Choice",
     "ContextFull",
     "Engine",
     "EngineClosed",
+    "EngineOptions",
     "Error",
     "Event",
     "Flushed",

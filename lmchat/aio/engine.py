@@ -32,6 +32,7 @@ from lmchat.store.protocol import Store
 from lmchat.text.template_class import TemplateInfo
 from lmchat.text.tokenizer import Tokenizer
 from turbomind import Forecast, ModelInfo, Residence
+from turbomind.config.engine_options import ChatEngineOptions
 
 
 class AsyncChatEngine:
@@ -52,7 +53,7 @@ class AsyncChatEngine:
         idle_close: float | None = IDLE_CLOSE,
         max_open_sessions: int = MAX_OPEN,
         max_wait: float = MAX_WAIT,
-        **engine_options: Any,
+        **engine_options: Unpack[ChatEngineOptions],
     ) -> None:
         self._threads = Threads()
         self._make = lambda: ChatEngine(

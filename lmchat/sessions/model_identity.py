@@ -8,7 +8,6 @@ reply stores the tokenizer that it was made with.
 from __future__ import annotations
 
 import hashlib
-import inspect
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from lmchat.store.turns import Turn
-from turbomind import Engine
+from turbomind.config.engine_options import OPTIONS
 from turbomind.loading.quantize import NO_QUANTIZATION
 
 if TYPE_CHECKING:
@@ -24,13 +23,10 @@ if TYPE_CHECKING:
 
 TOKENIZER = "tokenizer"
 """Key of a reply's settings under which the digest of its tokenizer is stored."""
-LOADING = (
-    "dtype", "quantize", "head", "group_size", "kv_dtype", "rope_length", "revision", "load_format",
-    "seed",
-)  # fmt: skip
+LOADING = tuple(name for name, row in OPTIONS.items() if row.computing)
 """Engine options that change what a model computes. A session stores those that differ from their
 defaults. Those of a machine, such as the device and the number of ranks, are not among them."""
-_DEFAULTS = {name: inspect.signature(Engine).parameters[name].default for name in LOADING}
+_DEFAULTS = {name: OPTIONS[name].default for name in LOADING}
 _QUANTIZATION = {"quantize", "head", "group_size"}
 
 

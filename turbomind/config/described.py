@@ -11,6 +11,11 @@ from turbomind.config.device import gpu_options, rank_count
 from turbomind.loading.loader import ModelInfo, describe
 from turbomind.loading.quantize import read_quantize
 
+DESCRIBING = (
+    "device", "tp", "dtype", "quantize", "head", "group_size", "kv_dtype", "rope_length",
+)  # fmt: skip
+"""Engine options that a description depends on, revision aside."""
+
 
 def described(
     model: str | os.PathLike[str], engine: Mapping[str, Any], weights: bool = True

@@ -21,7 +21,13 @@ from typing_extensions import Unpack
 import turbomind._C as _C
 from turbomind.config.defaults import CacheSize
 from turbomind.config.device import device_name, gpu_options, is_automatic, model_fault, rank_count
-from turbomind.config.engine_options import core_options, thread_count
+from turbomind.config.engine_options import (
+    EngineOptions,
+    complete,
+    core_options,
+    integer_option,
+    thread_count,
+)
 from turbomind.config.limits import explain_limits
 from turbomind.config.memory_budget import check_gpu_memory, check_logits, check_memory, piece_rows
 from turbomind.engine.handle import Handle
@@ -61,12 +67,6 @@ from turbomind.params import (
     wrong,
 )
 
-OPTIONS = (
-    "device", "dtype", "quantize", "head", "group_size", "kv_dtype", "threads", "max_batch_size",
-    "max_context_tokens", "cache_memory", "cache_pages", "prefill_chunk", "step_ms", "prefix_reuse",
-    "load_format", "seed", "rope_length", "isa", "revision", "weights_digests", "host_memory",
-    "page_folder", "disk_quota", "deterministic", "warm_up", "tp",
-)  # fmt: skip
 _log = logging.getLogger(__name__)
 _OF_HANDLES = ("salt", "retention_priority")  # of a request, but set where a handle is opened
 
@@ -81,63 +81,7 @@ class Engine:
 
     Args:
         path: A model folder, a GGUF file, a hub name, or (load_format "dummy") a config.json.
-        device: "cpu"; "cuda" or "cuda:1", a GPU; "cuda:0,1", the GPU of each rank; "cuda_emulated",
-            a GPU's kernels on the host, for tests; or "auto", which is $TURBOMIND_DEVICE, else the
-            first `tp` GPUs if they work, but the CPU where `isa` or float32 is asked for
-            (turbomind/config/device.py).
-        dtype: Format of the weights in memory: "bfloat16", "float16", "float32" (not on a GPU), or
-            "auto", the config's own (bfloat16 where it has none, and on a GPU in place of float32).
-        quantize: Quantizes the matrices while they are loaded, on the CPU: "int8", symmetric with
-            one scale per output; "int4", asymmetric with a scale and a minimum per group of inputs;
-            or None. Products round their input to int8 per group.
-        head: Of a quantized model, the format of the head and of an embedding that shares its
-            memory: "int8", which is None; "int4", with `quantize="int4"`; or "keep" for the dtype.
-            Of a quantized checkpoint with a 16-bit head: "int8", or None for the dtype.
-        group_size: Inputs per scale of int4: 32, 64 or 128. None: 128.
-        kv_dtype: Format of the KV cache: "bfloat16", "float16", "float32", or "auto", which is
-            float32 for float32 weights, else bfloat16. float16 keeps 11 significant bits where
-            bfloat16 keeps 8, up to 65,504. On a GPU that of the weights, bfloat16 or float16.
-        threads: Threads that compute, 1 to 1024. None: the usable physical cores.
-        max_batch_size: Most sequences in one step, 1 to 4096.
-        max_context_tokens: Most tokens of one sequence. None: the model's limit. The cache may hold
-            fewer.
-        cache_memory: Memory of the KV cache of all ranks: bytes as an int, a text like "2GiB", or a
-            share like "90%". A share is taken on the CPU of the memory available after the weights
-            are loaded; on a GPU of the memory free beside weights and steps, which reserves 256 MiB
-            of it (or the rest of the share, if more) for captured graphs and libraries. None:
-            "2GiB" but at most 80% of what is free, on a GPU "90%", emulated "64MiB".
-            `stats().cache_bytes` is the result.
-        cache_pages: Pages of full attention, in place of cache_memory. Windows get the pages that
-            `max_batch_size` sequences and some idle ones need, at most as many.
-        prefill_chunk: Most prompt tokens of one step (chunked prefill). None: 512, on a GPU 2048.
-        step_ms: Target duration of a step that generates a token, in milliseconds; other steps may
-            take four times as long. None: 100, on a GPU 25.
-        prefix_reuse: Prefix caching: requests may use pages of others with the same prefix.
-        load_format: "auto", or "dummy": weights made from the config and `seed`.
-        seed: Seed of dummy weights, 0 to 2**64 - 1.
-        rope_length: Tokens that a rope scaling which depends on a length is computed for.
-        isa: Instruction set of the CPU; "auto" is $TURBOMIND_ISA, else the best of this CPU.
-        revision: Branch, tag or commit of a hub name.
-        weights_digests: JSON file that caches the SHA-256 of whole weight files, so that the
-            fingerprint covers every byte. None: it covers samples of the files only.
-        host_memory: Bytes of a KV tier in host memory, as an int or a text. None: no such tier. It
-            holds pages of handles opened with `persist`. For a GPU the memory is pinned, in pieces
-            of 64 MiB as it fills; where the system pins no more, the tier is full.
-        page_folder: Folder of a KV tier on disk, which outlasts the process. None: no such tier.
-            The engine makes a missing one, readable by its owner only; processes may share it.
-        disk_quota: Most bytes of the folder, as an int or a text such as "20GiB"; pages above it
-            are evicted. "auto": a tenth of what is free or taken by its pages when the engine
-            opens, at least 1 GiB, and 5 GiB (or a twentieth of a smaller file system) stay free.
-            None: no limit, but 64 MiB (or a twentieth) stay free.
-        deterministic: On a GPU, uses only batch-invariant kernels; those of the CPU all are. None:
-            $TURBOMIND_DETERMINISTIC, 0 or 1, else False.
-        warm_up: Runs steps before the first request, so that first requests are as fast as later
-            ones: on a GPU steps of all kinds, for at most 5 seconds, and on any device two or more
-            whose times decide how the first prompt is cut. None: True, but not on an emulated GPU.
-        tp: Tensor parallelism: ranks that the model is cut over, each on a GPU or with a part of
-            the threads of the CPU. It divides heads and intermediate sizes. None: $TURBOMIND_TP,
-            else the number of GPUs that `device` lists, else 1. KV of another number of ranks is
-            used; `exact` requests compute it again.
+        options: Those of `EngineOptions`; help(turbomind.EngineOptions) lists them.
 
     Raises:
         InvalidRequest: An option is wrong.
@@ -150,94 +94,59 @@ class Engine:
     def __init__(
         self,
         path: str | os.PathLike[str],
-        *,
-        device: str = "auto",
-        dtype: str = "auto",
-        quantize: str | None = None,
-        head: str | None = None,
-        group_size: int | None = None,
-        kv_dtype: str = "auto",
-        threads: int | None = None,
-        max_batch_size: int = 16,
-        max_context_tokens: int | None = None,
-        cache_memory: int | str | None = None,
-        cache_pages: int | None = None,
-        prefill_chunk: int | None = None,
-        step_ms: float | None = None,
-        prefix_reuse: bool = True,
-        load_format: str = "auto",
-        seed: int = 0,
-        rope_length: int | None = None,
-        isa: str = "auto",
-        revision: str | None = None,
-        weights_digests: str | os.PathLike[str] | None = None,
-        host_memory: int | str | None = None,
-        page_folder: str | os.PathLike[str] | None = None,
-        disk_quota: int | str | None = "auto",
-        deterministic: bool | None = None,
-        warm_up: bool | None = None,
-        tp: int | None = None,
-        **unknown: Any,
+        **options: Unpack[EngineOptions],
     ) -> None:
-        refuse_unknown("engine option", unknown, OPTIONS)
-        self.tp = rank_count(tp, device)
+        asked = complete(options)
+        device, isa = asked["device"], asked["isa"]
+        self.tp = rank_count(asked["tp"], device)
         gpus = gpu_options(
-            device, deterministic, isa=isa, dtype=dtype, kv_dtype=kv_dtype, tp=self.tp
+            device,
+            asked["deterministic"],
+            isa=isa,
+            dtype=asked["dtype"],
+            kv_dtype=asked["kv_dtype"],
+            tp=self.tp,
         )
-        self.threads = thread_count(threads)
-        first = integer("seed", seed, 0, (1 << 64) - 1)
+        self.threads = thread_count(asked["threads"])
+        seed = integer_option("seed", asked["seed"])
         if not isinstance(isa, str):
             raise wrong("isa", isa, "a string")
         with in_form():
             self.isa = _C.resolve_isa(isa)
-        quantized = read_quantize(quantize, head, group_size)
+        quantized = read_quantize(asked["quantize"], asked["head"], asked["group_size"])
         self._closed = False
 
-        given = {
-            "max_batch_size": max_batch_size,
-            "max_context_tokens": max_context_tokens,
-            "cache_memory": cache_memory,
-            "cache_pages": cache_pages,
-            "prefill_chunk": prefill_chunk,
-            "step_ms": step_ms,
-            "warm_up": warm_up,
-            "prefix_reuse": prefix_reuse,
-        }
-
         def open_on(gpus: Sequence[_C.GpuOptions]) -> None:
-            options, cache = core_options(given, gpus)
-            tiers = Tiers(options, host_memory, page_folder, disk_quota)
+            core, cache = core_options(asked, gpus)
+            tiers = Tiers(core, *(asked[n] for n in ("host_memory", "page_folder", "disk_quota")))
             info = describe(
                 path,
-                dtype=dtype,
-                kv_dtype=kv_dtype,
-                rope_length=rope_length,
-                revision=revision,
-                weights=load_format != "dummy",
+                **{n: asked[n] for n in ("dtype", "kv_dtype", "rope_length", "revision")},
+                weights=asked["load_format"] != "dummy",
                 gpu=bool(gpus),
                 quantize=quantized,
                 tp=self.tp,
             )
             needed = 0
             if not gpus:
-                needed = check_memory(info, options, cache, self.isa, self.threads)
+                needed = check_memory(info, core, cache, self.isa, self.threads)
             else:
                 if fault := model_fault(info, gpus):
                     raise ModelError(fault)
-                check_gpu_memory(info, options, cache, gpus)
+                check_gpu_memory(info, core, cache, gpus)
             for note in self._notes(info, not gpus, isa == "auto"):
                 _log.warning("%s", note)
             model = load(
                 info,
                 isa=self.isa,
                 threads=self.threads,
-                load_format=load_format,
-                seed=first,
-                digests=_path("weights_digests", weights_digests),
+                load_format=asked["load_format"],
+                seed=seed,
+                digests=_path("weights_digests", asked["weights_digests"]),
                 gpus=gpus,
             )
             info = replace(info, sources=None)
-            self._begin(gpus, options, cache, needed, tiers, info, model)
+            self._begin(gpus, core, cache, needed, tiers, info, model)
 
         self.device_note: str | None = None
         try:
