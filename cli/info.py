@@ -17,23 +17,20 @@ from lmchat.bundled import find_model
 from lmchat.errors import StoreError
 from lmchat.store.data_directory import data_place
 from turbomind import _C
-from turbomind.config.defaults import CacheSize
-from turbomind.config.described import DESCRIBING, chosen_gpus, described
 from turbomind.config.device import (
     device_name,
     gpu_fault,
     gpu_options,
-    is_automatic,
     library_folders,
-    model_fault,
     rank_count,
 )
+from turbomind.engine.plan import Plan, plan
 from turbomind.loading.loader import KV_BYTES, ModelInfo, float16_note
 from turbomind.machine import physical_cores
 from turbomind.models import Description
 
 from . import facts
-from .options import Json, with_engine_options
+from .options import DESCRIBING, Json, with_engine_options
 from .terminal.texts import human_bytes
 
 if TYPE_CHECKING:
@@ -41,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def _describing(command: Callable[..., None]) -> Callable[..., None]:
-    return with_engine_options(command, (*DESCRIBING, "cache_memory"))
+    return with_engine_options(command, DESCRIBING)
 
 
 @_describing
@@ -78,12 +75,12 @@ def command(
     report: dict[str, Any] = {"version": lmchat.__version__, "machine": here}
     report["data_directory"] = _data_directory()
     if model is not None:
-        info, fault = on_its_device(find_model(model), engine)
-        cache_bytes = CacheSize(engine.get("cache_memory")).on_host(info.weight_bytes)
-        report["model"] = model_facts(info, cache_bytes) | {"gpu_fault": fault}
-        on_cpu = fault is not None or report["machine"]["device"] == "cpu"
-        notes = [float16_note(info, _C.resolve_isa("auto")) if on_cpu else "", info.head_note]
-        report["model"] |= {"note": "; ".join(filter(None, notes)) or None}
+        where = find_model(model)
+        # Of a hub name nothing is downloaded but the configuration.
+        made = plan(where, weights=Path(where).exists(), **engine)
+        cache_bytes = made.cache.on_host(made.model.weight_bytes)
+        report["model"] = plan_facts(made, cache_bytes)
+        info = made.model
         report["model"] |= chat_facts(info)
     if as_json:
         typer.echo(json.dumps(report, indent=2))
@@ -96,28 +93,21 @@ def command(
         printer.print(_model_table(report["model"]))
 
 
-def on_its_device(
-    model: str | os.PathLike[str], options: dict[str, Any]
-) -> tuple[ModelInfo, str | None]:
-    """Describes the model as an engine with these options loads it.
+def plan_facts(made: Plan, cache_bytes: int) -> dict[str, Any]:
+    """Returns the facts about a planned engine's model, `model_facts()`, the reason why GPUs cannot
+    run it, "gpu_fault", and what else the user should know, "note".
 
     Args:
-        model: Folder, GGUF file, config.json or hub name.
-        options: The given ones of `DESCRIBING`; others are ignored.
-
-    Returns:
-        The description, and the reason why the GPU cannot run the model, None without one. Where
-        the device was chosen automatically, the description is then that of the CPU.
+        made: The plan.
+        cache_bytes: Memory of the KV cache on the CPU, in bytes.
     """
-    local = Path(model).exists()  # of a hub name nothing is downloaded but the configuration
-    info = described(model, options, weights=local)
-    gpus = chosen_gpus(options)
-    fault = model_fault(info, gpus) if gpus else ""
-    if not fault:
-        return info, None
-    if is_automatic(options.get("device", "auto")):
-        info = described(model, options | {"device": "cpu"}, weights=local)
-    return info, f"{device_name(gpus)}: {fault}"
+    fault = f"{made.device}: {made.fault}" if made.fault else made.device_note
+    notes = ["" if made.gpus else float16_note(made.model, made.isa), made.model.head_note]
+    return {
+        **model_facts(made.model, cache_bytes),
+        "gpu_fault": fault,
+        "note": "; ".join(filter(None, notes)) or None,
+    }
 
 
 def machine(device: str = "auto", tp: int | None = None) -> dict[str, Any]:

@@ -58,6 +58,9 @@ DiskQuota = engine_option("disk_quota", callback=_checked_quota)
 ENGINE_OPTIONS = tuple(name for name, row in OPTIONS.items() if row.command)
 """Options of `turbomind.Engine` of commands that open one. None means the engine's default."""
 
+DESCRIBING = tuple(name for name, row in OPTIONS.items() if row.describing)
+"""Those of the options that facts about a model depend on."""
+
 LOADING = tuple(name for name, row in OPTIONS.items() if row.loading)
 """Those of the options that loading depends on."""
 

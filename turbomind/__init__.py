@@ -8,6 +8,7 @@ from turbomind.config.engine_options import ChatEngineOptions, EngineOptions
 from turbomind.engine.engine import Engine
 from turbomind.engine.handle import Handle
 from turbomind.engine.inbox import Inbox
+from turbomind.engine.plan import Plan, plan
 from turbomind.engine.stats import GroupStats, RankStats, Stats
 from turbomind.engine.stream import Choice, Event, Generation, Stream, TokenLogprobs
 from turbomind.engine.tiers import Flushed, Forecast, Residence, TierStats
@@ -44,6 +45,7 @@ __all__ = [
     "ModelError",
     "ModelInfo",
     "NotFound",
+    "Plan",
     "RankStats",
     "Residence",
     "Stats",
@@ -54,4 +56,5 @@ __all__ = [
     "available_isas",
     "cpu_name",
     "describe",
+    "plan",
 ]

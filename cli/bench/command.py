@@ -12,10 +12,9 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
+import turbomind
 from lmchat.bundled import find_model
-from turbomind import _C
-from turbomind.config.described import chosen_gpus, described
-from turbomind.config.device import device_name
+from turbomind.config.device import device_name, gpu_options
 from turbomind.errors import InvalidRequest
 from turbomind.machine import physical_cores
 
@@ -124,7 +123,7 @@ def ceilings(
     from . import engine_bench
 
     given = {"device": device, "isa": isa}
-    gpus = chosen_gpus({name: value for name, value in given.items() if value is not None})
+    gpus = gpu_options(**{name: value for name, value in given.items() if value is not None})
     if gpus and (threads is not None or isa is not None):
         raise InvalidRequest(
             f"--threads and --isa are CPU options, device is '{device_name(gpus)}': "
@@ -173,15 +172,12 @@ def engine(
     )
     engine.setdefault("threads", physical_cores())
     engine.setdefault("max_batch_size", max([*plan.batches, 1]))
-    gpus = chosen_gpus(engine)
-    if products and gpus:
-        raise InvalidRequest(
-            f"--products are measured on the CPU only, device is '{device_name(gpus)}'"
-        )
-    info = described(source, engine)
+    made = turbomind.plan(source, **engine)
+    if products and made.gpus:
+        raise InvalidRequest(f"--products are measured on the CPU only, device is '{made.device}'")
     engine.pop("device", None)  # chosen
-    plan.check(info.description.max_context)  # before the slow part
-    return engine_bench.run(info, plan, engine, gpus), engine_bench.show
+    plan.check(made.model.description.max_context)  # before the slow part
+    return engine_bench.run(made.model, plan, engine, made.gpus), engine_bench.show
 
 
 def _loading(command: Callable[..., None]) -> Callable[..., None]:
@@ -212,14 +208,7 @@ def load(
     """
     from . import load_bench
 
-    isa, threads = engine.get("isa", "auto"), engine.get("threads") or physical_cores()
-    report = load_bench.run(
-        functools.partial(described, model, engine),
-        _C.resolve_isa(isa),
-        threads,
-        chosen_gpus(engine),
-        repeat,
-    )
+    report = load_bench.run(model, engine, repeat)
     _print(report, load_bench.show, as_json)
 
 

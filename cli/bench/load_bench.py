@@ -6,14 +6,12 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import typer
 
-import turbomind._C as _C
-from turbomind.loading.loader import ModelInfo, load
+from turbomind import ModelInfo, plan
 
 _MEMORY = Path("/proc/self/statm")
 _SAMPLE = 0.002  # seconds between two looks at the memory
@@ -50,29 +48,25 @@ def anonymous_bytes() -> int:
     return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
 
 
-def run(
-    describe: Callable[[], ModelInfo], isa: str, threads: int, gpus: Sequence[_C.GpuOptions],
-    repeat: int,
-) -> dict[str, Any]:  # fmt: skip
+def run(model: str | os.PathLike[str], options: dict[str, Any], repeat: int) -> dict[str, Any]:
     """Loads a model several times, its files in the page cache, and returns the report.
 
     Args:
-        describe: Reads the headers.
-        isa: Instruction set of the CPU kernels.
-        threads: Threads that pack.
-        gpus: The GPU of each rank; none for the CPU.
+        model: Model folder or GGUF file.
+        options: The engine options that are given.
         repeat: Rounds.
     """
-    files = _files(describe())
+    first = plan(model, **options)
+    files = _files(first.model)
     for file in files:
         _read(file)
-    rounds = [_round(describe, isa, threads, gpus) for _ in range(repeat)]
+    rounds = [_round(model, options) for _ in range(repeat)]
     size = sum(file.stat().st_size for file in files)
     seconds, cpu, headers = (statistics.median(r[name] for r in rounds) for name in _TIMES)
     return {
         "model": str(files[0] if len(files) == 1 else files[0].parent),
-        "threads": threads,
-        "isa": isa,
+        "threads": first.threads,
+        "isa": first.isa,
         "file_bytes": size,
         "packed_bytes": rounds[0]["packed_bytes"],
         "peak_bytes": max(r["peak_bytes"] for r in rounds),
@@ -87,20 +81,18 @@ def run(
 _TIMES = ("seconds", "cpu_seconds", "header_seconds")
 
 
-def _round(
-    describe: Callable[[], ModelInfo], isa: str, threads: int, gpus: Sequence[_C.GpuOptions]
-) -> dict[str, Any]:
+def _round(model: str | os.PathLike[str], options: dict[str, Any]) -> dict[str, Any]:
     with _Peak() as peak:
         begin, cpu = time.perf_counter(), time.process_time()
-        info = describe()
+        made = plan(model, **options)
         headers = time.perf_counter() - begin
-        model = load(info, isa=isa, threads=threads, gpus=gpus)
+        loaded = made.load()
         seconds, used = time.perf_counter() - begin, time.process_time() - cpu
     return {
         "seconds": seconds,
         "cpu_seconds": used,
         "header_seconds": headers,
-        "packed_bytes": model.weight_bytes,
+        "packed_bytes": loaded.weight_bytes,
         "peak_bytes": peak.most - peak.before,
     }
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+import turbomind
 from turbomind import Engine
-from turbomind.config.described import described
 from turbomind.errors import InvalidRequest
 from turbomind.loading.loader import ModelInfo
 
@@ -71,7 +71,7 @@ class Plan:
 def run(source: str | os.PathLike[str], plan: Plan, options: dict[str, Any]) -> dict[str, Any]:
     """Runs all modes and returns a JSON-able report; times in seconds."""
     plan.check()
-    info = described(source, options, weights=options.get("load_format") != "dummy")
+    info = turbomind.plan(source, **options).model
     with scratch(plan.folder) as folder:
         bench = _Bench(info, plan, options, folder)
         report = bench.report()

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+import turbomind
 from turbomind import Engine, Handle
-from turbomind.config.described import described
 from turbomind.errors import InvalidRequest
 from turbomind.loading.loader import ModelInfo
 
@@ -199,7 +199,7 @@ class Turns:
 
 def run(source: str | os.PathLike[str], plan: Plan, options: dict[str, Any]) -> dict[str, Any]:
     """Runs the measurement and returns a JSON-able report; times in seconds."""
-    info = described(source, options, weights=options.get("load_format") != "dummy")
+    info = turbomind.plan(source, **options).model
     plan.check(info.description.max_context)
     with _opened(info, plan, options) as (core, start):
         plan.check(core.max_context)

@@ -5,20 +5,16 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import turbomind._C as _C
 from lmchat.bundled import find_model
 from lmchat.errors import InvalidRequest
 from lmchat.generation.admission import check_queue
-from turbomind.config.described import described
 from turbomind.config.device import gpu_options, named_device, rank_count
-from turbomind.config.engine_options import core_options, thread_count
-from turbomind.config.memory_budget import attention_bytes, check_parts, loading_parts, parts_of
-from turbomind.engine.tiers import Tiers
-from turbomind.loading.loader import check_load_format
-from turbomind.loading.quantize import read_quantize
+from turbomind.config.engine_options import ChatEngineOptions, complete, rows_of
+from turbomind.engine.plan import check_host_options, plan
 from turbomind.machine import available_memory, cores, physical_cores
 
 LAST_SECONDS = 60.0
@@ -86,11 +82,12 @@ def places(replicas: int, model: str | None, options: Mapping[str, Any]) -> list
 def _check(options: Mapping[str, Any]) -> None:
     """Refuses options as the engine of a replica would, which has started by then."""
     check_queue(**{name: options[name] for name in ("max_queue", "max_wait") if name in options})
-    core, _ = core_options(options)
-    Tiers(core, options.get("host_memory"), None, None)
-    thread_count(options.get("threads"))
-    read_quantize(*map(options.get, ("quantize", "head", "group_size")))
-    check_load_format(options.get("load_format", "auto"))
+    check_host_options(complete(_of_engine(options)))
+
+
+def _of_engine(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those of the options that are the engine's; `serve` checks the rest."""
+    return {name: options[name] for name in rows_of(ChatEngineOptions) if name in options}
 
 
 def split(of: Sequence[frozenset[int]], replicas: int) -> list[frozenset[int]]:
@@ -131,21 +128,8 @@ def _gpus(device: str, replicas: int, ranks: int) -> list[str]:
 
 def _cache(replicas: int, model: str | None, options: Mapping[str, Any]) -> int:
     """Returns the bytes of each replica's KV cache on the CPU, once all replicas fit the memory."""
-    core, cache = core_options(options)
-    Tiers(core, options.get("host_memory"), None, None)
-    info = described(
-        find_model(model), options, weights=options.get("load_format", "auto") != "dummy"
-    )
     threads = options.get("threads") or -(-physical_cores() // replicas)
-    isa = _C.resolve_isa(options.get("isa", "auto"))
-    share = available_memory() // replicas
-    parts = parts_of(
-        info,
-        core,
-        cache,
-        share,
-        attention_bytes(info.description, isa, max(threads, info.tp)),
-    )
-    for needed in (parts, loading_parts(info)):
-        check_parts(needed, share, f"that each of {replicas} replicas may use now")
-    return next(part.bytes for part in parts if part.name == "KV cache")
+    given = {**_of_engine(options), "device": "cpu", "threads": threads}
+    made = replace(plan(find_model(model), **given), available=available_memory() // replicas)
+    made.check(f"that each of {replicas} replicas may use now")
+    return next(part.bytes for part in made.parts if part.name == "KV cache")

@@ -42,7 +42,6 @@ LARGE_FILES = {
     "lmchat/sessions/session.py": _TO_SPLIT,
     "tests/lmchat/generation/test_admission.py": "cases of one queue over one scripted engine",
     "tests/support/checkpoints.py": "writers of tiny checkpoints, one for each family",
-    "turbomind/engine/engine.py": _TO_SPLIT,
 }
 """Files with more lines -> why."""
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import lmchat.engine as engine_module
 import lmchat.store.sqlite.sqlite_store
-import turbomind.engine.engine as core_module
+import turbomind.engine.plan as plan_module
 from lmchat.bundled import FOLDER
 from lmchat.generation.state import State as State_
 from lmchat.text.model_text import ModelText
@@ -80,7 +80,7 @@ def warm_up() -> None:
     """Loads once what every child needs, and puts the scripted model in place of the real one."""
     text = ModelText(Tokenizer.from_folder(FOLDER), ChatTemplate.from_folder(FOLDER))
     engine_module.read_text = lambda _info: text
-    core_module.load = lambda *_args, **_options: _C.test_scripted_model(VOCAB, 2048, 1, 150)
+    plan_module.load = lambda *_args, **_options: _C.test_scripted_model(VOCAB, 2048, 1, 150)
     assert lmchat.store.sqlite.sqlite_store  # the engine would load it in every child
     gc.freeze()  # a collection in a child would copy what it shares with its parent
 

@@ -10,8 +10,6 @@ import pytest
 
 import turbomind
 import turbomind._C as _C
-from turbomind.config.defaults import CacheSize
-from turbomind.config.memory_budget import parts_of
 from turbomind.loading.loader import describe
 
 PAGE = _C.PAGE_TOKENS
@@ -84,10 +82,8 @@ def test_cache_pages_are_those_of_full_attention(folder: Path, pages: int) -> No
         assert max(totals) == pages
         assert engine.max_context == pages * PAGE
         assert (min(totals) == pages) == (pages <= 30)
-    options = _C.EngineOptions()
-    options.cache_pages, options.max_batch_size, options.prefill_chunk = pages, 4, 512
-    parts = parts_of(describe(folder), options, CacheSize(None), 1 << 40, 0)
-    kv = next(part.bytes for part in parts if part.name == "KV cache")
+    planned = turbomind.plan(folder, device="cpu", cache_pages=pages, max_batch_size=4)
+    kv = next(part.bytes for part in planned.parts if part.name == "KV cache")
     assert kv == stats.cache_bytes
 
 

@@ -16,6 +16,7 @@ from checkpoints import TINY, write_tiny
 from command import ENVIRONMENT, lmchat
 from devices import FakeGpus
 
+import turbomind
 from turbomind import _C, Engine, InvalidRequest, ModelError
 from turbomind.config import device as device_module
 from turbomind.config.device import (
@@ -191,7 +192,7 @@ def test_auto_is_the_cpu_for_a_model_that_the_gpu_does_not_take(
     asked = {**SMALL, **options}
     loads = []
     monkeypatch.setattr(
-        "turbomind.engine.engine.load", lambda *a, **k: loads.append(1) or load(*a, **k)
+        "turbomind.engine.plan.load", lambda *a, **k: loads.append(1) or load(*a, **k)
     )
     with caplog.at_level(logging.WARNING), Engine(model(**changes), **asked) as engine:
         assert (engine.device, engine.info.dtype) == ("cpu", "float32")
@@ -218,17 +219,17 @@ def test_auto_stays_on_a_gpu_that_takes_the_model(emulated_gpu, model, monkeypat
 
 
 def test_info_reports_why_a_gpu_refuses_a_model(emulated_gpu, model, monkeypatch):
-    from cli.info import on_its_device
+    from cli.info import plan_facts
 
     def found(device, **changes):
-        options = {"device": device, "dtype": "auto", "rope_length": None}
-        info, fault = on_its_device(model(**changes), options)
-        return info.dtype, fault
+        facts = plan_facts(turbomind.plan(model(**changes), device=device), 0)
+        return facts["dtype"], facts["gpu_fault"]
 
     assert found("auto") == ("bfloat16", None)
-    fault = "cuda_emulated: layers[0].k_dim is 20, expected a multiple of 8 up to 256 on a GPU"
-    assert found("auto", head_dim=20) == ("float32", fault)
-    assert found("cuda_emulated", head_dim=20) == ("bfloat16", fault)
+    fault = "layers[0].k_dim is 20, expected a multiple of 8 up to 256 on a GPU"
+    refusal = f"cuda_emulated does not take the model: {fault}"
+    assert found("auto", head_dim=20) == ("float32", refusal)
+    assert found("cuda_emulated", head_dim=20) == ("bfloat16", f"cuda_emulated: {fault}")
     assert found("cpu", head_dim=20) == ("float32", None)
     large = found("cuda_emulated", intermediate_size=1 << 20, num_hidden_layers=8)[1]
     assert re.fullmatch(r"cuda_emulated: the weights need \d+ bytes as bfloat16, it has \d+", large)

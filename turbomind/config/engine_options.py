@@ -39,6 +39,7 @@ class Option:
         metavar: Word for the value on the command line, where the type does not give it.
         command: Commands that open an engine take it.
         loading: The time to load a model depends on it, so `lmchat bench load` takes it.
+        describing: Facts about the model depend on it, so `lmchat info` takes it.
         computing: It changes what a model computes, not only where or how fast. A session stores
             it.
     """
@@ -53,6 +54,7 @@ class Option:
     metavar: str | None = None
     command: bool = True
     loading: bool = False
+    describing: bool = False
     computing: bool = False
 
     @property
@@ -89,6 +91,7 @@ class ChatEngineOptions(TypedDict, total=False):
             default="auto",
             metavar="DEVICE",
             loading=True,
+            describing=True,
         ),
     ]
     tp: Annotated[
@@ -100,6 +103,7 @@ class ChatEngineOptions(TypedDict, total=False):
             "`exact` requests compute it again.",
             absent="$TURBOMIND_TP, else the number of GPUs of --device, else 1",
             loading=True,
+            describing=True,
         ),
     ]
     deterministic: Annotated[
@@ -120,6 +124,7 @@ class ChatEngineOptions(TypedDict, total=False):
             default="auto",
             loading=True,
             computing=True,
+            describing=True,
         ),
     ]
     quantize: Annotated[
@@ -131,6 +136,7 @@ class ChatEngineOptions(TypedDict, total=False):
             absent="none",
             loading=True,
             computing=True,
+            describing=True,
         ),
     ]
     head: Annotated[
@@ -141,6 +147,7 @@ class ChatEngineOptions(TypedDict, total=False):
             "Also that of an embedding that shares the head's memory. int4 needs int4 weights.",
             loading=True,
             computing=True,
+            describing=True,
         ),
     ]
     group_size: Annotated[
@@ -150,6 +157,7 @@ class ChatEngineOptions(TypedDict, total=False):
             absent="128",
             loading=True,
             computing=True,
+            describing=True,
         ),
     ]
     kv_dtype: Annotated[
@@ -160,6 +168,7 @@ class ChatEngineOptions(TypedDict, total=False):
             "bits where bfloat16 keeps 8, up to 65,504. On a GPU that of the weights.",
             default="auto",
             computing=True,
+            describing=True,
         ),
     ]
     threads: Annotated[
@@ -184,6 +193,7 @@ class ChatEngineOptions(TypedDict, total=False):
             "steps, which reserves 256 MiB of it (or the rest of the share, if more) for captured "
             "graphs and libraries. `stats().cache_bytes` is the result.",
             absent="2GiB, at most 80% of what is free; on a GPU 90%",
+            describing=True,
         ),
     ]
     cache_pages: Annotated[
@@ -270,7 +280,11 @@ class ChatEngineOptions(TypedDict, total=False):
     ]
     rope_length: Annotated[
         int | None,
-        Option("Sequence length assumed by dynamic and longrope scaling.", computing=True),
+        Option(
+            "Sequence length assumed by dynamic and longrope scaling.",
+            computing=True,
+            describing=True,
+        ),
     ]
     revision: Annotated[
         str | None,

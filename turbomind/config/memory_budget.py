@@ -6,7 +6,7 @@ engine that does not fit is refused before its weights are read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import turbomind._C as _C
@@ -33,35 +33,57 @@ class Part:
 
 
 def check_memory(
-    info: ModelInfo, options: _C.EngineOptions, cache: CacheSize, isa: str, threads: int
-) -> int:
+    info: ModelInfo,
+    parts: list[Part],
+    available: int,
+    whose: str = "that this process may use now",
+) -> None:
     """Refuses an engine on the CPU that needs more memory than this process may use.
 
     Args:
         info: The model, not loaded yet.
-        options: The engine's options.
-        cache: The size of the KV cache.
-        isa: The instruction set.
-        threads: The threads that compute; each rank has at least one.
-
-    Returns:
-        The bytes that the steps and the host tier will take once the model is loaded.
+        parts: The parts of the memory once the cache is full.
+        available: The bytes.
+        whose: Describes them in the message.
 
     Raises:
         InvalidRequest: It does not fit; the message lists the parts and what to lower.
     """
-    available = available_memory()  # once: a cache of 100% would exceed a second, smaller figure
+    check_parts(parts, available, whose)
+    check_parts(loading_parts(info), available, whose)
+
+
+def kept_bytes(info: ModelInfo, options: _C.EngineOptions, isa: str, threads: int) -> int:
+    """Returns the bytes that steps and the host tier take on the CPU beside weights and KV."""
     attention = attention_bytes(info.description, isa, max(threads, info.tp))
-    check_parts(parts_of(info, options, cache, available, attention), available)
-    check_parts(loading_parts(info), available)
     return step_bytes(info.description, options, info.tp) + attention + _FIXED + options.host_bytes
 
 
+def _shares(
+    info: ModelInfo, options: _C.EngineOptions, cache: CacheSize, gpus: Sequence[_C.GpuOptions]
+) -> Iterator[tuple[_C.GpuOptions, int, int, int]]:
+    """Yields each GPU with its free bytes, and those of its weights and its part of the cache."""
+    weights_of = info.rank_weight_bytes
+    pages = pool_bytes(cache_groups(info), options) if options.cache_pages else 0
+    for gpu, ranks in ranks_by_gpu(gpus):
+        free, weights = _C.gpu_free_bytes(gpu), sum(weights_of[rank] for rank in ranks)
+        kv = pages or cache.of(max(0, free - weights) * len(gpus) // len(ranks))
+        yield gpu, free, weights, kv * len(ranks) // len(gpus)
+
+
+def gpu_parts(
+    info: ModelInfo, options: _C.EngineOptions, cache: CacheSize, gpus: Sequence[_C.GpuOptions]
+) -> list[Part]:
+    """Returns the parts of the memory of all GPUs that an engine takes, but for its steps."""
+    shares = list(_shares(info, options, cache, gpus))
+    return [
+        Part(f"weights as {info.weights_text}", sum(weights for _, _, weights, _ in shares)),
+        Part("KV cache", sum(kv for _, _, _, kv in shares), "cache_memory"),
+    ]
+
+
 def check_gpu_memory(
-    info: ModelInfo,
-    options: _C.EngineOptions,
-    cache: CacheSize,
-    gpus: Sequence[_C.GpuOptions],
+    info: ModelInfo, options: _C.EngineOptions, cache: CacheSize, gpus: Sequence[_C.GpuOptions]
 ) -> None:
     """Refuses an engine whose weights and KV cache do not fit the GPUs, before weights are read.
 
@@ -74,12 +96,7 @@ def check_gpu_memory(
     Raises:
         InvalidRequest: It does not fit; the message has the bytes needed and those free.
     """
-    weights_of = info.rank_weight_bytes
-    pages = pool_bytes(cache_groups(info), options) if options.cache_pages else 0
-    for gpu, ranks in ranks_by_gpu(gpus):
-        free, weights = _C.gpu_free_bytes(gpu), sum(weights_of[rank] for rank in ranks)
-        kv = pages or cache.of(max(0, free - weights) * len(gpus) // len(ranks))
-        kv = kv * len(ranks) // len(gpus)
+    for gpu, free, weights, kv in _shares(info, options, cache, gpus):
         if weights + kv > free:
             raise InvalidRequest(
                 f"the weights{gpu_note(gpu, gpus)} need {weights} bytes as {info.weights_text} and "
@@ -105,16 +122,17 @@ def check_logits(tokens: int, vocab: int) -> None:
         )
 
 
-def parts_of(
+def host_parts(
     info: ModelInfo,
     options: _C.EngineOptions,
     cache: CacheSize,
     available: int,
-    attention: int,
+    isa: str,
+    threads: int,
 ) -> list[Part]:
-    """Returns the parts of the memory that an engine will use once its cache is full."""
+    """Returns the parts of the memory that an engine on the CPU will use once its cache is full."""
     weights = int(info.weight_bytes * _PADDING)
-    steps = step_bytes(info.description, options, info.tp) + attention + _FIXED
+    steps = kept_bytes(info, options, isa, threads) - options.host_bytes
     if options.cache_pages:
         kv = Part("KV cache", pool_bytes(cache_groups(info), options), "cache_pages")
     else:

@@ -8,9 +8,8 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, replace
-from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -19,38 +18,26 @@ import numpy.typing as npt
 from typing_extensions import Unpack
 
 import turbomind._C as _C
-from turbomind.config.defaults import CacheSize
-from turbomind.config.device import device_name, gpu_options, is_automatic, model_fault, rank_count
+from turbomind.config.device import is_automatic
 from turbomind.config.engine_options import (
     EngineOptions,
     complete,
-    core_options,
-    integer_option,
-    thread_count,
 )
 from turbomind.config.limits import explain_limits
-from turbomind.config.memory_budget import check_gpu_memory, check_logits, check_memory, piece_rows
+from turbomind.config.memory_budget import check_logits, piece_rows
 from turbomind.engine.handle import Handle
 from turbomind.engine.inbox import Inbox
+from turbomind.engine.plan import REFUSALS, Plan, check_options, planned
 from turbomind.engine.stats import GroupStats, RankStats, Stats
 from turbomind.engine.stream import Generation, LoopReader, LoopWakers, Stream, collect
 from turbomind.engine.tiers import (
     Flushed,
     Forecast,
     Residence,
-    Tiers,
     key_list,
     warn_of_last_saves,
 )
-from turbomind.errors import EngineClosed, Error, InternalError, InvalidRequest, ModelError
-from turbomind.loading.loader import (
-    ModelInfo,
-    describe,
-    float16_note,
-    load,
-    unknown_fields_note,
-)
-from turbomind.loading.quantize import read_quantize
+from turbomind.errors import EngineClosed, Error
 from turbomind.params import (
     MAX_SIZE,
     REQUEST,
@@ -96,104 +83,38 @@ class Engine:
         path: str | os.PathLike[str],
         **options: Unpack[EngineOptions],
     ) -> None:
-        asked = complete(options)
-        device, isa = asked["device"], asked["isa"]
-        self.tp = rank_count(asked["tp"], device)
-        gpus = gpu_options(
-            device,
-            asked["deterministic"],
-            isa=isa,
-            dtype=asked["dtype"],
-            kv_dtype=asked["kv_dtype"],
-            tp=self.tp,
-        )
-        self.threads = thread_count(asked["threads"])
-        seed = integer_option("seed", asked["seed"])
-        if not isinstance(isa, str):
-            raise wrong("isa", isa, "a string")
-        with in_form():
-            self.isa = _C.resolve_isa(isa)
-        quantized = read_quantize(asked["quantize"], asked["head"], asked["group_size"])
         self._closed = False
-
-        def open_on(gpus: Sequence[_C.GpuOptions]) -> None:
-            core, cache = core_options(asked, gpus)
-            tiers = Tiers(core, *(asked[n] for n in ("host_memory", "page_folder", "disk_quota")))
-            info = describe(
-                path,
-                **{n: asked[n] for n in ("dtype", "kv_dtype", "rope_length", "revision")},
-                weights=asked["load_format"] != "dummy",
-                gpu=bool(gpus),
-                quantize=quantized,
-                tp=self.tp,
-            )
-            needed = 0
-            if not gpus:
-                needed = check_memory(info, core, cache, self.isa, self.threads)
-            else:
-                if fault := model_fault(info, gpus):
-                    raise ModelError(fault)
-                check_gpu_memory(info, core, cache, gpus)
-            for note in self._notes(info, not gpus, isa == "auto"):
-                _log.warning("%s", note)
-            model = load(
-                info,
-                isa=self.isa,
-                threads=self.threads,
-                load_format=asked["load_format"],
-                seed=seed,
-                digests=_path("weights_digests", asked["weights_digests"]),
-                gpus=gpus,
-            )
-            info = replace(info, sources=None)
-            self._begin(gpus, core, cache, needed, tiers, info, model)
-
-        self.device_note: str | None = None
+        asked = complete(options)
+        made = planned(path, asked, check_options(asked), weights=True)
         try:
-            with in_form():
-                open_on(gpus)
-            return
-        except (InvalidRequest, ModelError, InternalError) as refusal:
-            if not gpus or not is_automatic(device):
+            self._open(made)
+        except REFUSALS as refusal:
+            if not made.gpus or not is_automatic(asked["device"]):
                 raise
-            note = f"{device_name(gpus)} does not take the model: {refusal}"
-        with in_form():
-            open_on([])  # raises errors that both devices have, in the CPU's words
-        self.device_note = note
-        _log.warning("%s; the CPU computes", note)
+            made = made.on_cpu(refusal)  # raises errors that both devices have, in the CPU's words
+            self._open(made)
+        self.device_note = made.device_note
+        if made.device_note:
+            _log.warning("%s; the CPU computes", made.device_note)
 
-    def _notes(self, info: ModelInfo, on_cpu: bool, automatic: bool) -> Iterator[str]:
-        """Yields what the user should know of a model before it is loaded."""
-        if on_cpu and automatic and (hindrance := _C.amx_hindrance()):
-            yield hindrance
-        if on_cpu and (note := float16_note(info, self.isa)):
-            yield note
-        if info.unknown_fields:
-            yield unknown_fields_note(info)
-        if info.head_note:
-            yield info.head_note
-
-    def _begin(
-        self,
-        gpus: Sequence[_C.GpuOptions],
-        options: _C.EngineOptions,
-        cache: CacheSize,
-        needed: int,
-        tiers: Tiers,
-        info: ModelInfo,
-        model: _C.Model,
-    ) -> None:
-        self.device: str = device_name(gpus)  # "cpu", "cuda:0", "cuda:0,1", "cuda_emulated"
-        self.info = info
-        self._tiers = tiers
+    @in_form()
+    def _open(self, made: Plan) -> None:
+        made.check()
+        for note in made.notes:
+            _log.warning("%s", note)
+        model = made.load()
+        self.device: str = made.device  # "cpu", "cuda:0", "cuda:0,1", "cuda_emulated"
+        self.isa, self.threads, self.tp = made.isa, made.threads, made.tp
+        self.info = replace(made.model, sources=None)
+        self._tiers = made.tiers
         self.vocab_size: int = model.vocab
         self.weight_bytes: int = model.weight_bytes
-        cache.set(options, model, gpus, needed)
+        made.cache.set(made.core, model, made.gpus, made.kept_bytes)
         self._wakers = LoopWakers()
-        self._core = _C.Engine(options, model)
+        self._core = _C.Engine(made.core, model)
         self.max_context: int = self.stats().max_context  # tokens one sequence can have
-        self.max_batch_size: int = options.max_batch_size  # sequences that run at once
-        self.prefill_chunk: int = options.prefill_chunk  # most prompt tokens of a step
+        self.max_batch_size: int = made.core.max_batch_size  # sequences that run at once
+        self.prefill_chunk: int = made.core.prefill_chunk  # most prompt tokens of a step
         done, kinds, seconds = self.warmed_up
         if kinds:
             _log.info("warmed up in %.1f s: %d of %d kinds of steps", seconds, done, kinds)
@@ -614,12 +535,3 @@ def _text(name: str, value: str) -> str:
     if not isinstance(value, str):
         raise wrong(name, value, "a string")
     return value
-
-
-def _path(name: str, value: str | os.PathLike[str] | None) -> Path | None:
-    if value is None:
-        return None
-    text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
-    if not isinstance(text, str) or not text:
-        raise wrong(name, value, "the path of a file or None")
-    return Path(text)

@@ -157,7 +157,7 @@ def test_what_gpus_refuse_is_refused_before_weights_are_read(
     model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "turbomind.engine.engine.load", lambda *_, **__: pytest.fail("weights are read")
+        "turbomind.engine.plan.load", lambda *_, **__: pytest.fail("weights are read")
     )
     options = {**DUMMY, "device": "cuda_emulated:0,1", "tp": 2}
     with pytest.raises(ModelError, match="k_dim is 20, expected a multiple of 8"):

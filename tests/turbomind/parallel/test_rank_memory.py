@@ -11,9 +11,7 @@ import pytest
 from checkpoints import TINY
 from command import lmchat
 
-from turbomind import _C, Engine, describe
-from turbomind.config.defaults import CacheSize
-from turbomind.config.memory_budget import check_memory, parts_of
+from turbomind import _C, Engine, plan
 
 pytestmark = pytest.mark.cpu_only("test_gpu_ranks.py has engines on GPUs")
 
@@ -91,22 +89,19 @@ def test_the_estimate_counts_every_copy(tp: int, folder: str, open_engine: Open)
     """A KV head that several ranks have counts once for each, in weights and pages."""
     engine = open_engine(folder, load_format="dummy", tp=tp, cache_pages=10)
     stats = engine.stats()
-    options = _C.EngineOptions()
-    options.cache_pages = 10
-    found = parts_of(engine.info, options, CacheSize(None), 1 << 30, 0)
-    parts = {part.name: part.bytes for part in found}
+    planned = plan(folder, device="cpu", load_format="dummy", tp=tp, cache_pages=10)
+    parts = {part.name: part.bytes for part in planned.parts}
     assert stats.weight_bytes <= parts["weights as bfloat16"] <= 1.02 * stats.weight_bytes
     assert parts["KV cache"] == stats.cache_bytes
 
 
 def test_the_estimate_has_a_thread_for_each_rank(folder: str) -> None:
     """Attention has work memory for each thread, and a rank has one at least."""
-    isa, cache = _C.resolve_isa("auto"), CacheSize("1MiB")
 
     def needed(tp: int, threads: int) -> int:
-        info = describe(folder, weights=False, tp=tp)
-        return check_memory(info, _C.EngineOptions(), cache, isa, threads)
+        return plan(folder, weights=False, device="cpu", tp=tp, threads=threads).kept_bytes
 
+    isa = _C.resolve_isa("auto")
     each = _C.attention_scratch_bytes(isa, 4, 32, 32) - _C.attention_scratch_bytes(isa, 1, 32, 32)
     assert needed(1, 4) - needed(1, 1) == each > 0
     assert needed(4, 1) == needed(4, 4)

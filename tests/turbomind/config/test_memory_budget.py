@@ -148,7 +148,7 @@ def made_config(tmp_path: Path) -> Path:
 
 
 def limited(monkeypatch: pytest.MonkeyPatch, available: int) -> None:
-    for module in ("turbomind.config.memory_budget", "turbomind.config.defaults"):
+    for module in ("turbomind.engine.plan", "turbomind.config.defaults"):
         monkeypatch.setattr(f"{module}.available_memory", lambda: available)
 
 
@@ -172,7 +172,7 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_read(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limited(monkeypatch, 40 * MIB)
-    monkeypatch.setattr("turbomind.engine.engine.load", None)
+    monkeypatch.setattr("turbomind.engine.plan.load", None)
     with pytest.raises(InvalidRequest, match="weights as float32"):
         turbomind.Engine(config, load_format="dummy", device="cpu", dtype="float32")
 
@@ -196,7 +196,7 @@ def test_a_cache_of_all_memory_fits_while_the_free_memory_shrinks(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = iter(range(400 * MIB, 0, -MIB))
-    for module in ("turbomind.config.memory_budget", "turbomind.config.defaults"):
+    for module in ("turbomind.engine.plan", "turbomind.config.defaults"):
         monkeypatch.setattr(f"{module}.available_memory", lambda: next(left))
     options = {"load_format": "dummy", "device": "cpu", "threads": 1}
     turbomind.Engine(config, cache_memory="100%", **options).close()
