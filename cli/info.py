@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -16,20 +15,11 @@ import lmchat
 from lmchat.bundled import find_model
 from lmchat.errors import StoreError
 from lmchat.store.data_directory import data_place
-from turbomind import _C
-from turbomind.config.device import (
-    device_name,
-    gpu_fault,
-    gpu_options,
-    library_folders,
-    rank_count,
-)
+from turbomind.config import facts
 from turbomind.engine.plan import Plan, plan
 from turbomind.loading.loader import KV_BYTES, ModelInfo, float16_note
-from turbomind.machine import physical_cores
 from turbomind.models import Description
 
-from . import facts
 from .options import DESCRIBING, Json, with_engine_options
 from .terminal.texts import human_bytes
 
@@ -71,7 +61,7 @@ def command(
       lmchat info ./Qwen2.5-0.5B-Instruct --cache-memory 4GiB
       lmchat info ./config.json --json
     """
-    here = machine(engine.get("device", "auto"), engine.get("tp"))
+    here = facts.machine(engine.get("device", "auto"), engine.get("tp"))
     report: dict[str, Any] = {"version": lmchat.__version__, "machine": here}
     report["data_directory"] = _data_directory()
     if model is not None:
@@ -107,37 +97,6 @@ def plan_facts(made: Plan, cache_bytes: int) -> dict[str, Any]:
         **model_facts(made.model, cache_bytes),
         "gpu_fault": fault,
         "note": "; ".join(filter(None, notes)) or None,
-    }
-
-
-def machine(device: str = "auto", tp: int | None = None) -> dict[str, Any]:
-    """Returns the facts about this machine: processor, memory, instruction sets and GPUs.
-
-    Args:
-        device: The device to resolve, as on the command line.
-        tp: The ranks, as on the command line.
-    """
-    chosen = gpu_options(device, tp=tp)
-    fault = gpu_fault(rank_count(tp, device))
-    gpus = [found for found in _C.gpu_devices() if found.kind == "cuda"]
-    return {
-        "cpu": _C.cpu_name(),
-        "threads": physical_cores(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "isa": _C.resolve_isa("auto"),
-        "available_isas": _C.available_isas(),
-        "amx_hindrance": _C.amx_hindrance() or None,
-        "device": device_name(chosen),
-        "gpu_fault": fault or None,
-        "cublaslt": None if fault else _C.cublaslt_note(library_folders()),
-        "gpus": [
-            {
-                "name": found.name,
-                "memory_bytes": found.total_bytes,
-                "compute_capability": "{}.{}".format(*found.compute_capability),
-            }
-            for found in gpus
-        ],
     }
 
 

@@ -9,12 +9,12 @@ from typing import Any
 from rich.table import Table
 
 from turbomind import _C, Engine
+from turbomind.config import facts
 from turbomind.errors import InvalidRequest
 from turbomind.loading.loader import ModelInfo
 from turbomind.loading.tile_orders import tile_order
 from turbomind.machine import physical_cores
 
-from .. import facts
 from ..terminal.tables import ReportPrinter, figures
 from ..terminal.texts import human_bytes
 from .measure import Bench, Ceilings, cpu_ceilings, gpu_ceilings, tail_tokens

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from turbomind import Engine, Generation, Handle, Stream
+from turbomind.config import facts
 from turbomind.errors import InternalError, InvalidRequest
 from turbomind.loading.loader import ModelInfo
 
-from .. import facts
 from . import restart_process
 from .disk import (
     ReadProbe,

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from turbomind import _C, Engine, Generation, Stream
+from turbomind.config import facts
 from turbomind.config.device import device_name, library_folders, ranks_by_gpu
-
-from .. import facts
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
 HASHED_TOKENS = 32

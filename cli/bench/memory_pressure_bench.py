@@ -16,10 +16,10 @@ import numpy as np
 
 import turbomind
 from turbomind import Engine
+from turbomind.config import facts
 from turbomind.errors import InvalidRequest
 from turbomind.loading.loader import ModelInfo
 
-from .. import facts
 from . import workload
 from .disk import disk_facts, scratch
 from .measure import GREEDY, first_token

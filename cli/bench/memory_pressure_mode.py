@@ -16,9 +16,9 @@ import numpy as np
 
 from lmchat.kv.handle_cache import RETENTION_SESSION
 from turbomind import Engine, Handle, Stream
+from turbomind.config.facts import PAGE_TOKENS
 from turbomind.errors import InternalError
 
-from ..facts import PAGE_TOKENS
 from .measure import GREEDY
 from .workload import Arrival
 

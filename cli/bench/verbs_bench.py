@@ -19,10 +19,10 @@ import lmchat
 from lmchat.bundled import bundled_model
 from lmchat.text.model_text import folder_has_tokenizer
 from turbomind import _C, Engine
+from turbomind.config.facts import PAGE_TOKENS
 from turbomind.errors import InvalidRequest
 from turbomind.gguf.file import is_gguf
 
-from ..facts import PAGE_TOKENS
 from ..terminal.tables import ReportPrinter, figures
 from .disk import disk_facts, disk_note, fsync_seconds, scratch
 from .measure import GREEDY

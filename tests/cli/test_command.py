@@ -17,12 +17,13 @@ from command import ENVIRONMENT, lmchat
 from typer.testing import CliRunner
 
 from lmchat import __version__ as lmchat_version
-from lmchat.cli import facts, support_table
+from lmchat.cli import support_table
 from lmchat.cli.app import app
 from lmchat.cli.bench import turns_bench
 from lmchat.cli.command_group import HINTS, SESSION_HINTS
 from lmchat.cli.errors import note
 from turbomind import Engine, ModelError
+from turbomind.config import facts
 from turbomind.loading.loader import describe
 
 

@@ -94,7 +94,7 @@ LAYERS: dict[str, list[str | tuple[str, ...]]] = {
         "__init__",
     ],
     "lmchat.cli": [
-        ("command_group", "errors", "facts", "init", "options", "support_table"),
+        ("command_group", "errors", "init", "options", "support_table"),
         "terminal",
         ("info", "output"),
         ("bench", "serve", "sessions"),

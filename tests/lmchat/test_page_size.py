@@ -1,8 +1,8 @@
 """The page size, which C++ defines."""
 
-from lmchat.cli import facts
 from lmchat.page_size import PAGE_TOKENS
 from turbomind import _C
+from turbomind.config import facts
 from turbomind.engine import pages
 
 

@@ -6,7 +6,7 @@ import pytest
 from checkpoints import write_tiny
 from command import lmchat
 
-from cli import facts
+from turbomind.config import facts
 from turbomind.loading.loader import describe
 
 EMULATED = ["--device", "cuda_emulated"]

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from devices import FakeGpus
 
-from cli.info import machine as machine_facts
 from turbomind import InvalidRequest
 from turbomind.config import device as device_module
 from turbomind.config.device import (
@@ -22,6 +21,7 @@ from turbomind.config.device import (
     named_device,
     rank_count,
 )
+from turbomind.config.facts import machine as machine_facts
 
 pytestmark = pytest.mark.cpu_only("GPUs are named here")
 

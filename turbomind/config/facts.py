@@ -1,12 +1,23 @@
-"""Sizes of a model, and the bytes and FLOPs of its steps, from its configuration alone."""
+"""Facts of a model and of a machine, without loading: sizes, and bytes and FLOPs of steps."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from typing import Any
 
-from turbomind import _C
-from turbomind.config.defaults import CPU, pool_sizes
+import turbomind._C as _C
+from turbomind.config.defaults import pool_sizes
+from turbomind.config.device import (
+    device_name,
+    gpu_fault,
+    gpu_options,
+    library_folders,
+    rank_count,
+)
+from turbomind.config.engine_options import core_options
 from turbomind.loading.loader import KV_BYTES, ModelInfo
+from turbomind.machine import physical_cores
 from turbomind.models import Description, Layer
 
 PAGE_TOKENS = _C.PAGE_TOKENS
@@ -112,8 +123,7 @@ def rank_memory(info: ModelInfo, cache_bytes: int) -> tuple[int, list[dict[str, 
 
 def _pages_that_fit(model: Description, kv_dtype: str, cache_bytes: int, ranks: int) -> list[int]:
     groups = _C.plan_cache(model.to_core("bfloat16", kv_dtype, ""), ranks)
-    options = _C.EngineOptions()
-    options.prefill_chunk = CPU.prefill_chunk
+    options, _ = core_options({})
     return pool_sizes(groups, options, cache_bytes)
 
 
@@ -142,3 +152,34 @@ def _attention_flops(model: Description, start: int, tokens: int) -> int:
 
 def _reach(window: int, tokens: int) -> int:
     return min(window, tokens) if window else tokens
+
+
+def machine(device: str = "auto", tp: int | None = None) -> dict[str, Any]:
+    """Returns the facts about this machine: processor, memory, instruction sets and GPUs.
+
+    Args:
+        device: The device to resolve, as on the command line.
+        tp: The ranks, as on the command line.
+    """
+    chosen = gpu_options(device, tp=tp)
+    fault = gpu_fault(rank_count(tp, device))
+    gpus = [found for found in _C.gpu_devices() if found.kind == "cuda"]
+    return {
+        "cpu": _C.cpu_name(),
+        "threads": physical_cores(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "isa": _C.resolve_isa("auto"),
+        "available_isas": _C.available_isas(),
+        "amx_hindrance": _C.amx_hindrance() or None,
+        "device": device_name(chosen),
+        "gpu_fault": fault or None,
+        "cublaslt": None if fault else _C.cublaslt_note(library_folders()),
+        "gpus": [
+            {
+                "name": found.name,
+                "memory_bytes": found.total_bytes,
+                "compute_capability": "{}.{}".format(*found.compute_capability),
+            }
+            for found in gpus
+        ],
+    }
