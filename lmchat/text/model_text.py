@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from lmchat.text.formats import gguf_tokenizer
 from lmchat.text.template import ChatTemplate
 from lmchat.text.tokenizer import Tokenizer
+from turbomind.gguf.file import GgufFile
 from turbomind.loading.loader import ModelInfo
 
 _FILES = ("tokenizer.json", "tokenizer.model", "tokenizer.model.v3", "tekken.json")
@@ -22,25 +24,64 @@ class ModelText:
     template: ChatTemplate | None
 
 
+class _OfFolder:
+    """The text files of a model folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def is_there(self) -> bool:
+        return folder_has_tokenizer(self._folder)
+
+    def read(self) -> ModelText:
+        return ModelText(
+            Tokenizer.from_folder(self._folder), ChatTemplate.from_folder(self._folder)
+        )
+
+    def parts(self) -> Iterator[bytes]:
+        """Yields what decides how texts become tokens."""
+        for path in sorted(self._folder.glob("*")):
+            if path.name in _FILES or path.name.endswith(".model"):
+                yield path.name.encode()
+                yield path.read_bytes()
+
+
+class _OfGguf:
+    """The tokenizer and the template inside a GGUF file."""
+
+    def __init__(self, file: GgufFile) -> None:
+        self._file = file
+
+    def is_there(self) -> bool:
+        return gguf_tokenizer.has_tokenizer(self._file)
+
+    def read(self) -> ModelText:
+        return ModelText(
+            gguf_tokenizer.read_tokenizer(self._file), gguf_tokenizer.read_template(self._file)
+        )
+
+    def parts(self) -> Iterator[bytes]:
+        yield gguf_tokenizer.tokenizer_digest(self._file)
+
+
+def _text_of(info: ModelInfo) -> _OfFolder | _OfGguf:
+    if info.gguf:
+        return _OfGguf(info.gguf)
+    return _OfFolder(info.path if info.path.is_dir() else info.path.parent)
+
+
 def read_text(info: ModelInfo) -> ModelText:
     """Reads the tokenizer and the chat template of a model.
 
     Raises:
         ModelError: There is no tokenizer, or one of the two cannot be used.
     """
-    if info.gguf is not None:
-        return ModelText(
-            gguf_tokenizer.read_tokenizer(info.gguf), gguf_tokenizer.read_template(info.gguf)
-        )
-    folder = info.path if info.path.is_dir() else info.path.parent
-    return ModelText(Tokenizer.from_folder(folder), ChatTemplate.from_folder(folder))
+    return _text_of(info).read()
 
 
 def has_tokenizer(info: ModelInfo) -> bool:
     """Returns whether a model has a tokenizer. A config.json has none."""
-    if info.gguf is not None:
-        return gguf_tokenizer.has_tokenizer(info.gguf)
-    return folder_has_tokenizer(info.path)
+    return (bool(info.gguf) or info.path.is_dir()) and _text_of(info).is_there()
 
 
 def folder_has_tokenizer(folder: Path) -> bool:
@@ -51,12 +92,6 @@ def folder_has_tokenizer(folder: Path) -> bool:
 def tokenizer_digest(info: ModelInfo, vocabulary: int) -> str:
     """Returns the digest of a model's tokenizer and of its vocabulary's size, in hexadecimal."""
     digest = hashlib.blake2b(str(vocabulary).encode(), digest_size=16)
-    if info.gguf is not None:
-        digest.update(gguf_tokenizer.tokenizer_digest(info.gguf))
-        return digest.hexdigest()
-    folder = info.path if info.path.is_dir() else info.path.parent
-    for path in sorted(folder.glob("*")):
-        if path.name in _FILES or path.name.endswith(".model"):
-            digest.update(path.name.encode())
-            digest.update(path.read_bytes())
+    for part in _text_of(info).parts():
+        digest.update(part)
     return digest.hexdigest()

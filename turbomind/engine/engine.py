@@ -105,7 +105,7 @@ class Engine:
         model = made.load()
         self.device: str = made.device  # "cpu", "cuda:0", "cuda:0,1", "cuda_emulated"
         self.isa, self.threads, self.tp = made.isa, made.threads, made.tp
-        self.info = replace(made.model, sources=None)
+        self.info = replace(made.model, sources=None, source=None)
         self._tiers = made.tiers
         self.vocab_size: int = model.vocab
         self.weight_bytes: int = model.weight_bytes

@@ -8,28 +8,21 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import turbomind._C as _C
-from turbomind.errors import ModelError, NotFound
-from turbomind.files.checkpoint import Checkpoint, CheckpointFiles
-from turbomind.files.json_file import read_json
-from turbomind.gguf import fields as gguf_config
-from turbomind.gguf import tensors as gguf_tensors
-from turbomind.gguf.file import GgufFile, is_gguf
+from turbomind.errors import ModelError
+from turbomind.gguf.file import GgufFile
 from turbomind.loading.digests import full_digest
-from turbomind.loading.heads import own_head
 from turbomind.loading.hub import resolve
+from turbomind.loading.model_source import ModelSource, checked_sources, source_of
 from turbomind.loading.quantize import Quantize, format_names
-from turbomind.loading.sources import Sources, open_sources
 from turbomind.loading.tile_orders import tile_order
-from turbomind.models import Description, Family, Quantization, family_of
-from turbomind.models.config import token_id_list
-from turbomind.models.quantization import quantization_beside, quantization_of
+from turbomind.models import Description, Family, Quantization
 from turbomind.params import wrong
-from turbomind.quant.schemes import scheme_of
+from turbomind.quant.sources import Sources
 from turbomind.shown import shown_name
 
 WEIGHT_DTYPES = ("bfloat16", "float16", "float32")
@@ -65,6 +58,7 @@ class ModelInfo:
         draft_layers: Layers of a GGUF file that only draft tokens and are not loaded.
         sources: The open weight files, checked, which `load` reads; None where they were not asked
             for, are not there, or are loaded already.
+        source: The files that this comes from; None once the weights are loaded.
     """
 
     path: Path
@@ -85,6 +79,7 @@ class ModelInfo:
     head_note: str = ""
     draft_layers: int = 0
     sources: Sources | None = field(default=None, compare=False, repr=False)
+    source: ModelSource | None = field(default=None, compare=False, repr=False)
 
     def to_core(self, fingerprint: str = "") -> _C.ModelConfig:
         """Converts the description to the core's struct."""
@@ -215,15 +210,15 @@ def _describe(
     quantize: Quantize | None,
     tp: int,
 ) -> ModelInfo:
-    source = _read_gguf(path, rope_length) if is_gguf(path) else _read_config(path, rope_length)
-    source = replace(source, checkpoint=_open_checkpoint(path, source, weights))
-    source, head_note = _with_stored_head(path, source)
+    source = source_of(path, rope_length)
+    source.open(weights)
+    head_note = source.use_stored_head()
     dtype = _weight_dtype(dtype, source.values, gpu)
     _check_choice("kv_dtype", kv_dtype, ("auto", *KV_BYTES))
     if kv_dtype == "auto":
         kv_dtype = dtype if gpu or dtype == "float32" else "bfloat16"
-    sources = _stored_weights(path, source) if weights else None
-    formats = _stored_formats(path, source, dtype, sources)
+    sources = checked_sources(source) if weights and source.files is not None else None
+    formats = source.formats(dtype)
     if quantize is not None:
         chosen = quantize.formats(source.description.to_core(dtype, kv_dtype, ""))
         _check_quantize(quantize, chosen, formats, path)
@@ -250,99 +245,11 @@ def _describe(
         head_note=head_note,
         draft_layers=source.draft_layers,
         sources=sources,
+        source=source,
     )
     if tp != 1:
         _C.plan_cache(info.to_core(), tp, gpu and not formats)  # raises if it cannot be cut
     return info
-
-
-@dataclass(frozen=True)
-class _Source:
-    """What the files of a model say. `values` are the fields of a config.json."""
-
-    family: Family
-    values: Mapping[str, Any]
-    description: Description
-    eos: list[int]
-    generation: dict[str, Any] = field(default_factory=dict)
-    encoders: tuple[str, ...] = ()
-    gguf: GgufFile | None = None
-    quantization: Quantization | None = None
-    draft_layers: int = 0
-    checkpoint: CheckpointFiles | None = None
-
-
-def _open_checkpoint(path: Path, source: _Source, weights: bool) -> CheckpointFiles | None:
-    """Opens the weight files where they are there, and asked for or telling types."""
-    if source.gguf is not None:
-        return CheckpointFiles([source.gguf])
-    telling = source.description.tied_head or source.quantization is not None
-    if not any(path.glob("*.safetensors")) or not (weights or telling):
-        return None
-    try:
-        return Checkpoint(path)
-    except ModelError:
-        if weights:
-            raise
-        return None  # a download that was interrupted
-
-
-def _config_at(path: Path) -> dict[str, Any]:
-    """Reads a config. What is neither named like one nor holds one is another file."""
-    try:
-        return read_json(path)
-    except ModelError as error:
-        if path.suffix == ".json":
-            raise
-        raise ModelError(
-            f"{path} is not a model, expected a folder with a config.json, a GGUF file or a "
-            "config.json"
-        ) from error
-
-
-def _read_config(path: Path, rope_length: int | None) -> _Source:
-    config_path = path / "config.json" if path.is_dir() else path
-    if not config_path.is_file():
-        files = sorted(each.name for each in path.glob("*.gguf"))
-        hint = f"; name a GGUF file in it, such as {files[0]}" if files else ""
-        raise NotFound(f"{path} has no config.json{hint}")
-    config = _config_at(config_path)
-    family = family_of(config)
-    description = family.describe(config, rope_length)
-    values = family.text_fields(config)
-    generation: dict[str, Any] = {}
-    if (config_path.parent / "generation_config.json").is_file():
-        generation = read_json(config_path.parent / "generation_config.json")
-    eos = [
-        *token_id_list(generation, "eos_token_id", "generation_config.json"),
-        *token_id_list(values, "eos_token_id", "config.json"),
-    ]
-    return _Source(
-        family,
-        values,
-        description,
-        eos,
-        generation,
-        family.encoders(config),
-        quantization=quantization_of(config) or quantization_beside(config_path.parent),
-    )
-
-
-def _read_gguf(path: Path, rope_length: int | None) -> _Source:
-    file = GgufFile(path)
-    fields = gguf_config.config_of(file)
-    family = family_of(fields.values)
-    description = gguf_config.adapted(file, family.describe(fields, rope_length))
-    return _Source(
-        family,
-        fields.values,
-        description,
-        gguf_config.end_tokens(file),
-        gguf_config.generation_defaults(file),
-        gguf_config.encoders(file),
-        gguf=file,
-        draft_layers=gguf_config.draft_layers(file),
-    )
 
 
 def _check_quantize(
@@ -356,53 +263,6 @@ def _check_quantize(
     if chosen.keys() & stored.keys():
         kind = stored[min(chosen.keys() & stored.keys())]
         raise wrong("head", quantize.head, f"None: {path} has it quantized as {kind}")
-
-
-def _with_stored_head(path: Path, source: _Source) -> tuple[_Source, str]:
-    """Returns the source with the head that its tensors have, where they are there, and a note."""
-    checkpoint = source.checkpoint
-    if not source.description.tied_head or source.gguf is not None or checkpoint is None:
-        return source, ""
-    scheme = scheme_of(source.quantization, checkpoint)
-    note = own_head(source.family, checkpoint, scheme.codes_name)
-    if not note:
-        return source, ""
-    description = replace(source.description, tied_head=False)
-    return replace(source, description=description), f"{path}: {note}"
-
-
-def _stored_weights(path: Path, source: _Source) -> Sources | None:
-    """Returns the weights of a model, which fill all slots; None where only the config is there."""
-    if source.checkpoint is None:
-        return None
-    sources = _sources_of(path, source)
-    _check_tensors(path, source.family, source.description, source.gguf, sources)
-    return sources
-
-
-def _sources_of(path: Path, source: _Source) -> Sources:
-    assert source.checkpoint is not None
-    return open_sources(
-        path,
-        source.family,
-        source.description,
-        source.checkpoint,
-        source.gguf,
-        source.quantization,
-    )
-
-
-def _stored_formats(
-    path: Path, source: _Source, dtype: str, sources: Sources | None
-) -> dict[str, str]:
-    """Returns the format of each slot whose matrix is stored as codes."""
-    if source.gguf is None and source.quantization is None:
-        return {}
-    if source.checkpoint is None:
-        slots = list(source.family.slots(source.description))
-        return scheme_of(source.quantization, None).formats(slots, dtype)
-    sources = sources or _sources_of(path, source)
-    return sources.scheme.formats(sources.slots, dtype)
 
 
 def float16_note(info: ModelInfo, isa: str) -> str:
@@ -513,7 +373,9 @@ def load(
 def _load_files(
     info: ModelInfo, isa: str, threads: int, digests: Path | None, gpus: Sequence[_C.GpuOptions]
 ) -> _C.Model:
-    sources = info.sources or _opened(info)
+    assert info.source is not None, "an engine's description has no files any more"
+    info.source.require()
+    sources = info.sources or checked_sources(info.source)
     checkpoint = sources.checkpoint
     if digests is None:
         weights = checkpoint.digest()
@@ -524,47 +386,3 @@ def _load_files(
     builder = _C.DecoderBuilder(core, isa, threads, gpus, tile_order(isa), info.tp)
     sources.pack(builder)
     return builder.finish(True)
-
-
-def _opened(info: ModelInfo) -> Sources:
-    """Opens the weight files of a model that was described without them."""
-    if not info.gguf and not info.path.is_dir():
-        raise ModelError(
-            f"{info.path} is a file, expected a folder or a GGUF file (or load_format 'dummy')"
-        )
-    checkpoint = CheckpointFiles([info.gguf]) if info.gguf else Checkpoint(info.path)
-    family, model, kind = info.family, info.description, info.quantization
-    sources = open_sources(info.path, family, model, checkpoint, info.gguf, kind)
-    _check_tensors(info.path, family, model, info.gguf, sources)
-    return sources
-
-
-def _check_tensors(
-    path: Path,
-    family: Family,
-    description: Description,
-    gguf: GgufFile | None,
-    sources: Sources,
-) -> None:
-    """Raises ModelError where a slot's tensor is missing, misshapen or of a type that is not read,
-    or a tensor has no slot."""
-    used = {
-        tensor.name
-        for _, rows in sources.slots
-        for row in rows
-        for _, tensor in sources.scheme.places(row)
-    }
-    if gguf is not None:
-        used |= gguf_tensors.unneeded(gguf, description)
-    others = ((name, family.tensor_name(name)) for name in sources.checkpoint if name not in used)
-    extra = sorted(
-        name
-        for name, ours in others
-        if ours is not None and not family.ignored_tensor(ours, description)
-    )
-    extra = sources.scheme.unused(extra)
-    if extra:
-        raise ModelError(
-            f"{path}: {len(extra)} tensors that {description.architecture} has no use "
-            f"for: {', '.join(extra[:8])}; expected none"
-        )

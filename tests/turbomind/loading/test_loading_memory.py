@@ -149,7 +149,7 @@ def test_memory_that_runs_out_is_a_named_error(
     def fails(*_: Any) -> None:
         raise MemoryError("Unable to allocate 5 GiB")
 
-    monkeypatch.setattr("turbomind.loading.sources.Sources.pack", fails)
+    monkeypatch.setattr("turbomind.quant.sources.Sources.pack", fails)
     with pytest.raises(ModelError, match="may use ran out while it was read: Unable to"):
         load(info, isa="portable", threads=1)
 
