@@ -13,7 +13,7 @@ from typing import Any
 
 import typer
 
-from lmchat.generation.settings import SETTINGS
+from lmchat.generation.settings import ROWS, SETTINGS
 
 WIDTH = 88
 """Columns of the help texts."""
@@ -60,8 +60,12 @@ def slash_commands() -> str:
 
 def settings() -> str:
     """Returns the table of the generation settings as Markdown."""
-    lines = ["| setting | meaning |", "|---|---|"]
-    return "\n".join([*lines, *(f"| `{k}` | {_cell(v)} |" for k, v in SETTINGS.items())])
+    lines = ["| setting | meaning | what it may be | default |", "|---|---|---|---|"]
+    for name in SETTINGS:
+        row = ROWS[name]
+        cells = (f"{row.text}. {row.more}".rstrip(), row.expected, row.in_sessions or row.default)
+        lines.append(f"| `{name}` | {' | '.join(map(_cell, cells))} |")
+    return "\n".join(lines)
 
 
 def _cell(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Settings of requests: their names and types, and their conversion to the core's option structs.
+"""Checks of settings and arguments, and their conversion to the core's option structs.
 
 A wrong name, type or range raises InvalidRequest. `wrong()` makes it: "NAME is VALUE, expected
 WHAT", with NAME as its `param`.
@@ -13,179 +13,17 @@ import operator
 import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set, Sized
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypeVar
 
 import turbomind._C as _C
 from turbomind.errors import Error, InvalidRequest
 from turbomind.near import suggestion
+from turbomind.settings import MAX_FLOAT, MOST_ENTRIES, MOST_WORD_TOKENS, REQUEST, SAMPLING
 from turbomind.shown import cut, shown
 
-
-class SamplingSettings(TypedDict, total=False):
-    """Settings that choose the generated tokens and the end of a generation.
-
-    Names and meanings are those of Hugging Face's generation config where it has one. None, or an
-    absent key, means the default. The settings act on the logits in this order: repetition,
-    presence and frequency penalty, logit bias, bad words, min_new_tokens, temperature, top_k,
-    top_p, min_p.
-
-    Keys:
-        max_new_tokens: Most tokens to generate, at least 1. Default: to the end of the context.
-        min_new_tokens: Tokens before which no stop or end token is sampled, at least 0 and at most
-            max_new_tokens. Default 0.
-        temperature: Divisor of the logits, at least 0; 0 takes the most likely token (greedy).
-            Default 1.0.
-        top_k: Samples from the k most likely tokens, 0 or more; 0 means all. Default 0.
-        top_p: Samples from the most likely tokens that together have this probability, above 0 and
-            at most 1. Default 1.0.
-        min_p: Drops tokens less likely than this share of the most likely one's probability, 0 to
-            1. Default 0.0.
-        repetition_penalty: Divides the logits of tokens of prompt and output if positive, else
-            multiplies them; above 0. Default 1.0.
-        presence_penalty: Subtracted from the logits of tokens that the output has; finite. Default
-            0.0.
-        frequency_penalty: Subtracted from a token's logit for each occurrence in the output;
-            finite. Default 0.0.
-        logit_bias: {token id: number added to its logit}, finite or -inf, at most 16,384. Default:
-            none.
-        bad_words: Token sequences that are never generated, at most 4,096, each of 1 to 256 tokens.
-            Default: none.
-        stop_token_ids: Tokens that end the generation with "stop"; the token is part of the output.
-            At most 4,096. Default: none.
-        eos_token_ids: Tokens that end the generation unless `ignore_eos`, at most 4,096. Default:
-            the model's.
-        ignore_eos: Continues after a token of `eos_token_ids`. Default False.
-        seed: Key of the random numbers (Philox), 0 to 2**64 - 1. Default: a random one, which the
-            result reports.
-        attempt: Counter that gives other tokens with the same seed, for a retry; 0 to 2**32 - 1.
-            Default 0.
-        continued: Number of last prompt tokens that presence and frequency penalty count as output,
-            so that a stopped generation continues as if it had not been stopped; 0 to the length
-            of the prompt. Default 0.
-        n: Choices to generate from one prompt, 1 to 256; a handle takes 1 only. Default 1.
-        logprobs: Reports the log-probability of each generated token and of the k most likely ones,
-            0 to 256. Default: none are reported.
-    """
-
-    max_new_tokens: int | None
-    min_new_tokens: int | None
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-    repetition_penalty: float | None
-    presence_penalty: float | None
-    frequency_penalty: float | None
-    logit_bias: Mapping[int, float] | None
-    bad_words: Iterable[Sequence[int]] | None
-    stop_token_ids: Iterable[int] | None
-    eos_token_ids: Iterable[int] | None
-    ignore_eos: bool | None
-    seed: int | None
-    attempt: int | None
-    continued: int | None
-    n: int | None
-    logprobs: int | None
-
-
-class ScheduleSettings(TypedDict, total=False):
-    """Settings of any request.
-
-    Keys:
-        priority: Requests of a lower number are served first, equal ones in order of arrival; 32
-            bits, signed. Default 0.
-        exact: Computes again the KV that another build or machine has computed, which may differ
-            in its last bits. Default False.
-    """
-
-    priority: int | None
-    exact: bool | None
-
-
-class RequestSettings(ScheduleSettings, total=False):
-    """Settings of a request without a handle; a handle has its own salt and retention priority.
-
-    Keys, beside those of `ScheduleSettings`:
-        retention_priority: Pages of a lower number are evicted first once nothing refers to them;
-            finite. Default 0.0.
-        salt: Owner of the KV; only requests and handles of equal salts share pages. Default "".
-    """
-
-    retention_priority: float | None
-    salt: str | None
-
-
-class HandleSettings(SamplingSettings, ScheduleSettings, total=False):
-    """Settings of `Handle.generate()`: the keys of `SamplingSettings` and `ScheduleSettings`."""
-
-
-class StreamSettings(SamplingSettings, RequestSettings, total=False):
-    """Settings of `Engine.stream()`: the keys of `SamplingSettings` and `RequestSettings`."""
-
-
-MAX_INT = (1 << 31) - 1
-MAX_SEED = (1 << 64) - 1
-MAX_CHOICES = 256
-MAX_LOGPROBS = 256
-_MAX_FLOAT = (2.0 - 2.0**-23) * 2.0**127  # of the core's 32-bit floats
-
-# What each setting expects, for messages. The keys are those of the TypedDicts above.
-SAMPLING = {
-    "max_new_tokens": f"an integer from 1 to {MAX_INT}",
-    "min_new_tokens": f"an integer from 0 to {MAX_INT}",
-    "temperature": "a number of at least 0",
-    "top_k": f"an integer from 0 to {MAX_INT}",
-    "top_p": "a number above 0, at most 1",
-    "min_p": "a number from 0 to 1",
-    "repetition_penalty": "a number above 0",
-    "presence_penalty": "a finite number",
-    "frequency_penalty": "a finite number",
-    "logit_bias": "a mapping from token id to number",
-    "bad_words": "a list of token id lists",
-    "stop_token_ids": "a list of token ids",
-    "eos_token_ids": "a list of token ids",
-    "ignore_eos": "True or False",
-    "seed": f"an integer from 0 to {MAX_SEED}",
-    "attempt": f"an integer from 0 to {(1 << 32) - 1}",
-    "continued": "an integer from 0 to the length of the prompt",
-    "n": f"an integer from 1 to {MAX_CHOICES}",
-    "logprobs": f"an integer from 0 to {MAX_LOGPROBS}",
-}
-# The settings whose type in the core has more values than they.
-_RANGES: dict[str, Callable[[Any], bool]] = {
-    "max_new_tokens": lambda v: v >= 1,  # -1 stands for None in the core's struct
-    "min_new_tokens": lambda v: v >= 0,
-    "temperature": lambda v: 0 <= v <= _MAX_FLOAT,
-    "top_k": lambda v: v >= 0,
-    "top_p": lambda v: 0 < v <= 1,
-    "min_p": lambda v: 0 <= v <= 1,
-    "repetition_penalty": lambda v: 0 < v <= _MAX_FLOAT,
-    "presence_penalty": lambda v: abs(v) <= _MAX_FLOAT,
-    "frequency_penalty": lambda v: abs(v) <= _MAX_FLOAT,
-    "continued": lambda v: v >= 0,
-    "n": lambda v: 1 <= v <= MAX_CHOICES,
-    "logprobs": lambda v: 0 <= v <= MAX_LOGPROBS,
-    "retention_priority": lambda v: abs(v) <= _MAX_FLOAT,
-}
 MAX_SIZE = 1 << 62
 _NUMBER_KINDS = "iufO"  # of numpy's dtypes
-MOST_ENTRIES = {
-    "logit_bias": 16_384,
-    "bad_words": 4_096,
-    "stop_token_ids": 4_096,
-    "eos_token_ids": 4_096,
-}
-"""Most entries of the settings that are lists. Each of them costs time in every step."""
-MOST_WORD_TOKENS = 256
-"""Most tokens of one of the `bad_words`."""
-REQUEST = {
-    "priority": "an integer of 32 bits, lower is served first",
-    "retention_priority": "a finite number",
-    "salt": "a string",
-    "exact": "True or False",
-}
-
-
+_ROWS = {**SAMPLING, **REQUEST}
 _OF_CORE = re.compile(r"(.+?)(: got| is) (.+?)[,;] expected (.+)", re.DOTALL)
 _INDEX = re.compile(r"[.\[].*", re.DOTALL)
 E = TypeVar("E", bound=Error)
@@ -285,8 +123,9 @@ def check_range(name: str, value: Any, given: object) -> None:
         value: The value as the setting's type.
         given: The value as the caller gave it.
     """
-    if name in _RANGES and not _RANGES[name](value):
-        raise wrong(name, given, SAMPLING.get(name) or REQUEST[name])
+    row = _ROWS.get(name)
+    if row is not None and row.fits is not None and not row.fits(value):
+        raise wrong(name, given, row.expected)
 
 
 def _is_number(value: Any) -> bool:
@@ -364,15 +203,14 @@ def set_option(target: Any, name: str, value: Any, expected: str) -> None:
             setattr(target, name, value)
     except (TypeError, ValueError, OverflowError) as error:
         raise wrong(name, given, expected) from error
-    if name in _RANGES:
-        check_range(name, value, given)
-        check_range(name, getattr(target, name), given)  # a tiny number is 0 in 32 bits
+    check_range(name, value, given)
+    check_range(name, getattr(target, name), given)  # a tiny number is 0 in 32 bits
 
 
 def retention_priority_of(value: float) -> float:
     """Returns a checked retention priority, rounded to float32."""
     options = _C.HandleOptions()
-    set_option(options, "retention_priority", value, REQUEST["retention_priority"])
+    set_option(options, "retention_priority", value, REQUEST["retention_priority"].expected)
     return options.retention_priority
 
 
@@ -403,7 +241,7 @@ def sampling_params(
         if name in MOST_ENTRIES:
             value = _entries(name, value)
             check_ids(name, dict(value) if name == "logit_bias" else value, vocab)
-        set_option(params, name, value, SAMPLING[name])
+        set_option(params, name, value, SAMPLING[name].expected)
     least, most = params.min_new_tokens, params.max_new_tokens
     if 0 <= most < least:
         raise wrong("min_new_tokens", least, f"at most {most}, the most tokens to generate")
@@ -454,7 +292,7 @@ def _entries(name: str, value: Any) -> list[Any]:
         check_words(words)
         return words
     except TypeError as error:
-        raise wrong(name, value, SAMPLING[name]) from error
+        raise wrong(name, value, SAMPLING[name].expected) from error
 
 
 def name_of_bias(token: object) -> str:
@@ -468,7 +306,7 @@ def bias_of(token: object, value: Any) -> float:
         bias = number_of(value)
     except (TypeError, OverflowError) as error:
         raise wrong(name_of_bias(token), value, "a number") from error
-    if bias > _MAX_FLOAT:
+    if bias > MAX_FLOAT:
         raise wrong(name_of_bias(token), value, "a finite number or -inf")
     return bias
 
@@ -484,9 +322,9 @@ def request_options(given: Mapping[str, Any], kind: str = "generate") -> _C.Requ
     """Converts `priority`, `retention_priority`, `salt` and `exact` to the core's struct."""
     options = _C.RequestOptions()
     options.kind = kind
-    for name, expected in REQUEST.items():
+    for name, row in REQUEST.items():
         if given.get(name) is not None:
-            set_option(options, name, given[name], expected)
+            set_option(options, name, given[name], row.expected)
     return options
 
 

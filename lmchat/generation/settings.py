@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Annotated, Any
 
 from lmchat.errors import InvalidRequest, ModelError
 from turbomind.params import (
-    MOST_ENTRIES,
-    SAMPLING,
     bias_of,
     check_count,
     check_ids,
@@ -24,43 +22,24 @@ from turbomind.params import (
     sampling_params,
     wrong,
 )
+from turbomind.settings import (
+    CHOICES,
+    EXACT,
+    MOST_ENTRIES,
+    SAMPLING,
+    Setting,
+    TokenSettings,
+    document,
+    kinds_of,
+    rows_of,
+)
 from turbomind.shown import shown
 
 MINUS_INFINITY = "-Infinity"
 """A bias that excludes a token, as JSON has it: a string, since its numbers are finite."""
 
-SETTINGS: dict[str, str] = {
-    "max_new_tokens": "longest reply in tokens",
-    "min_new_tokens": "tokens before the reply may end",
-    "do_sample": "off: always the most likely token",
-    "temperature": "how evenly tokens are sampled; 0: always the most likely one",
-    "top_k": "sample from the k most likely tokens; 0: from all",
-    "top_p": "sample from the most likely tokens that together have this probability",
-    "min_p": "drop tokens under this part of the most likely one's probability",
-    "repetition_penalty": "above 1: tokens of the conversation become less likely",
-    "presence_penalty": "taken from the logit of tokens that the reply has",
-    "frequency_penalty": "taken from a token's logit for each time the reply has it",
-    "logit_bias": "added to logits, by token id",
-    "bad_words": "sequences of token ids that are never produced",
-    "stop_strings": "texts that end the reply; they are cut off",
-    "stop_token_ids": "more tokens that end the reply",
-    "eos_token_ids": "tokens that end the reply, in place of the model's",
-    "ignore_eos": "on: continue after the model's end token",
-    "seed": "makes the sampling repeatable",
-    "exact": "on: compute again what another kind of machine has computed",
-    "logprobs": "log-probabilities of the k most likely tokens beside the reply's",
-}
-"""All settings and their descriptions. The names are those of Hugging Face where it has one."""
 
-STATELESS_SETTINGS: dict[str, str] = {
-    **SETTINGS,
-    "n": "number of choices",
-    "skip_special_tokens": "off: special tokens in the reply are spelled out",
-}
-"""The settings of a generation without a session, and their descriptions."""
-
-
-class GenerationSettings(TypedDict, total=False):
+class GenerationSettings(TokenSettings, total=False):
     """The keywords of one generation, all optional.
 
     None means "not given": a call's settings come before the session's, and those before the
@@ -68,78 +47,58 @@ class GenerationSettings(TypedDict, total=False):
     here apply where none of the three gives a value.
     """
 
-    max_new_tokens: int | None
-    """Longest reply, in tokens, at least 1. Default: up to the end of the context."""
-    min_new_tokens: int | None
-    """Tokens before the reply may end, at least 0 and at most `max_new_tokens`. Default: 0."""
-    do_sample: bool | None
-    """False: always the most likely token, as `temperature=0`. Default: see `temperature`."""
-    temperature: float | None
-    """Divisor of the logits, at least 0; 0: always the most likely token. Default: that of the
-    model, which is 0 unless its configuration samples."""
-    top_k: int | None
-    """Sample from this many most likely tokens, at least 0; 0: from all. Default: 50 for a model
-    whose configuration samples without naming one, else 0."""
-    top_p: float | None
-    """Sample from the most likely tokens that together have this probability, above 0, at most 1.
-    Default: 1."""
-    min_p: float | None
-    """Drop tokens under this fraction of the most likely token's probability, 0 to 1. Default:
-    0."""
-    repetition_penalty: float | None
-    """Divides positive and multiplies negative logits of tokens of the conversation, above 0.
-    Default: 1."""
-    presence_penalty: float | None
-    """Subtracted from the logit of each token that the reply has, any finite number. Default: 0."""
-    frequency_penalty: float | None
-    """Subtracted from a token's logit for each time the reply has it, any finite number. Default:
-    0."""
-    logit_bias: Mapping[int, float] | None
-    """Added to logits, by token id, at most 16,384; -inf excludes a token. Default: nothing."""
-    bad_words: Sequence[Sequence[int]] | None
-    """Sequences of token ids that are never produced, at most 4,096 of 1 to 256 tokens. Default:
-    none."""
-    stop_strings: str | Sequence[str] | None
-    """Texts that end the reply; they are cut off. Special tokens in a reply, which show nothing,
-    count where a text spells them. At most 256 of 1 to 4,096 characters. Default: none."""
-    stop_token_ids: Sequence[int] | None
-    """Token ids that end the reply, beside the end tokens. Default: none."""
-    eos_token_ids: Sequence[int] | None
-    """Token ids that end the reply in place of the model's. Default: those of the model."""
-    ignore_eos: bool | None
-    """True: continue after the model's end token. Default: False."""
-    seed: int | None
-    """Seed of the sampling, 0 to 2**64 - 1. Default: a random one, which the turn records."""
-    exact: bool | None
-    """True: compute KV again that another kind of machine has computed. Default: False."""
-    logprobs: int | None
-    """Log-probabilities of this many most likely tokens, beside those of the reply, 0 to 256.
-    Default: none at all, not those of the reply either."""
+    do_sample: Annotated[
+        bool | None,
+        Setting(
+            "off: always the most likely token",
+            "True or False",
+            "see `temperature`",
+            more="False is `temperature=0`.",
+        ),
+    ]
+    stop_strings: Annotated[
+        str | Sequence[str] | None,
+        Setting(
+            "texts that end the reply; they are cut off",
+            "a text or a list of texts, none of them empty",
+            "none",
+            more="Special tokens in a reply, which show nothing, count where a text spells them. "
+            "At most 256 of 1 to 4,096 characters.",
+        ),
+    ]
+    exact: Annotated[bool | None, EXACT]
 
 
 class StatelessSettings(GenerationSettings, total=False):
     """The keywords of one generation without a session: those of `GenerationSettings`, and two
     that a session refuses."""
 
-    n: int | None
-    """Number of choices: replies to the same prompt, which is computed once, 1 to 256. Each samples
-    tokens of its own, and ends by itself. A session refuses it, because its reply has one choice.
-    Default: 1."""
-    skip_special_tokens: bool | None
-    """False: special tokens in the reply are spelled out, except those that end it and those of
-    reasoning markers. Default: True."""
+    n: Annotated[int | None, CHOICES]
+    skip_special_tokens: Annotated[
+        bool | None,
+        Setting(
+            "off: special tokens in the reply are spelled out",
+            "True or False",
+            "on",
+            more="Those that end it and those of reasoning markers are not.",
+        ),
+    ]
 
 
-_INTEGERS = ("max_new_tokens", "min_new_tokens", "top_k", "seed", "logprobs", "n")
-_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty",
-            "frequency_penalty")  # fmt: skip
-_FLAGS = ("do_sample", "ignore_eos", "exact", "skip_special_tokens")
-_ID_LISTS = ("stop_token_ids", "eos_token_ids")
+for _class in (GenerationSettings, StatelessSettings):
+    document(_class, sessions=True)
+
+ROWS = rows_of(StatelessSettings)
+"""The row of each setting."""
+SETTINGS = {name: row.text for name, row in rows_of(GenerationSettings).items()}
+"""All settings of a session and their descriptions."""
+STATELESS_SETTINGS = {name: row.text for name, row in ROWS.items()}
+"""The settings of a generation without a session, and their descriptions."""
+_KINDS = kinds_of(StatelessSettings)
 MOST_STOPS = 256
 MOST_STOP_CHARACTERS = 4_096
 """Most stop strings, and the length of each: every token of a reply is searched for them."""
 
-_SAMPLING_NUMBERS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _DEFAULT_TOP_K = 50  # the default of transformers if do_sample is set
 
 
@@ -302,8 +261,8 @@ def sampling_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
     """
     given = {
         name: generation_config[name]
-        for name in _SAMPLING_NUMBERS
-        if generation_config.get(name) is not None
+        for name, row in ROWS.items()
+        if row.of_model and generation_config.get(name) is not None
     }
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -358,23 +317,23 @@ def as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _plain(name: str, value: Any) -> Any:
     """Returns the value as plain Python of the setting's type."""
     check_count(name, value)
-    expected = SAMPLING.get(name, "True or False")
+    kind = _KINDS[name]
     try:
         if name == "stop_strings":
             return _stop_strings(value)
-        if name in _FLAGS:
+        if kind is bool:
             return _flag(value)
-        if name in _INTEGERS or name in _NUMBERS:
-            number = integer_of(value) if name in _INTEGERS else number_of(value)
+        if kind is not None:
+            number = integer_of(value) if kind is int else number_of(value)
             check_range(name, number, value)
             return number
-        if name in _ID_LISTS:
-            return ids_of(value)
         if name == "bad_words":
             return _words(value)
-        return {integer_of(_key(i)): _bias(i, bias) for i, bias in value.items()}  # logit_bias
+        if name == "logit_bias":
+            return {integer_of(_key(i)): _bias(i, bias) for i, bias in value.items()}
+        return ids_of(value)
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise wrong(name, value, expected) from error
+        raise wrong(name, value, ROWS[name].expected) from error
 
 
 def _flag(value: Any) -> bool:

@@ -44,6 +44,7 @@ LAYERS: dict[str, list[str | tuple[str, ...]]] = {
         "errors",
         "shown",
         "near",
+        "settings",
         "params",
         "machine",
         "files",

@@ -46,7 +46,7 @@ from tests.stress import chatter  # noqa: E402
 from tests.stress.store_kill import downgrade  # noqa: E402
 from tests.stress.witness import Witness, Wrong  # noqa: E402
 from turbomind.engine.pages import PageStore  # noqa: E402
-from turbomind.params import SAMPLING  # noqa: E402
+from turbomind.settings import SAMPLING  # noqa: E402
 
 KILLS_PER_DATA_DIR = 25
 EARLY = 0.2  # of the kills come at any moment from the start of the process

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from turbomind import _C
-from turbomind.params import SAMPLING, sampling_params
+from turbomind.params import sampling_params
+from turbomind.settings import SAMPLING
 
 _MASK = (1 << 64) - 1
 _C0, _C1 = 0x9E3779B97F4A7C15, 0x632BE59BD9B4E019

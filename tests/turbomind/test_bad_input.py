@@ -14,7 +14,7 @@ from checkpoints import TINY, tiny_tensors, write_tiny
 
 import turbomind
 from turbomind import ContextFull, InvalidRequest, ModelError
-from turbomind.params import REQUEST, SAMPLING
+from turbomind.settings import REQUEST, SAMPLING
 
 Open = Callable[..., turbomind.Engine]
 GREEDY = {"max_new_tokens": 4, "temperature": 0, "ignore_eos": True}

@@ -5,14 +5,14 @@ import typing
 
 import pytest
 
-from turbomind import params
 from turbomind.near import nearest, suggestion
-from turbomind.params import (
+from turbomind.settings import (
     REQUEST,
     SAMPLING,
     HandleSettings,
     RequestSettings,
     SamplingSettings,
+    ScheduleSettings,
     StreamSettings,
 )
 
@@ -28,10 +28,10 @@ def test_typed_settings_have_the_keys_that_the_code_checks():
     assert keys(HandleSettings) == {*SAMPLING, "priority", "exact"}
 
 
-@pytest.mark.parametrize("settings", [SamplingSettings, RequestSettings, params.ScheduleSettings])
+@pytest.mark.parametrize("settings", [SamplingSettings, RequestSettings, ScheduleSettings])
 def test_every_setting_is_documented_with_its_default(settings: type):
     text = typing.cast(str, settings.__doc__)
-    inherited = keys(params.ScheduleSettings) if settings is RequestSettings else set()
+    inherited = keys(ScheduleSettings) if settings is RequestSettings else set()
     for name in keys(settings) - inherited:
         _, found, rest = text.partition(f"        {name}: ")
         assert found, name

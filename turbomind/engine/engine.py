@@ -40,10 +40,6 @@ from turbomind.engine.tiers import (
 from turbomind.errors import EngineClosed, Error
 from turbomind.params import (
     MAX_SIZE,
-    REQUEST,
-    SAMPLING,
-    RequestSettings,
-    StreamSettings,
     in_form,
     integer,
     refuse_unknown,
@@ -53,6 +49,7 @@ from turbomind.params import (
     token_id_list,
     wrong,
 )
+from turbomind.settings import REQUEST, SAMPLING, RequestSettings, StreamSettings
 
 _log = logging.getLogger(__name__)
 _OF_HANDLES = ("salt", "retention_priority")  # of a request, but set where a handle is opened
@@ -152,7 +149,12 @@ class Engine:
         options = _C.HandleOptions()
         set_option(options, "persist", persist, "True or False")
         set_option(options, "salt", salt, "a string")
-        set_option(options, "retention_priority", retention_priority, REQUEST["retention_priority"])
+        set_option(
+            options,
+            "retention_priority",
+            retention_priority,
+            REQUEST["retention_priority"].expected,
+        )
         if options.persist and not self._tiers.names:
             raise wrong("persist", persist, "False: the engine has no host_memory or page_folder")
         return Handle(self, self._core.open(options), options.persist)
@@ -169,7 +171,7 @@ class Engine:
         Args:
             token_ids: The prompt: at least one token id, each from 0 to `vocab_size` - 1.
             inbox: Reports the stream's events to its reader. None: no inbox.
-            params: `turbomind.params.SamplingSettings` and `RequestSettings`, which list every
+            params: `turbomind.settings.SamplingSettings` and `RequestSettings`, which list every
                 keyword with its meaning, range and default: `max_new_tokens`, `temperature`,
                 `top_k`, `seed`, `priority`, `salt`, ...
 

@@ -17,8 +17,6 @@ from turbomind.engine.stream import LoopReader, Stream, collect
 from turbomind.errors import EngineClosed, Error, InvalidRequest
 from turbomind.params import (
     MAX_SIZE,
-    SAMPLING,
-    HandleSettings,
     integer,
     refuse_unknown,
     request_options,
@@ -27,6 +25,7 @@ from turbomind.params import (
     token_id_list,
     wrong,
 )
+from turbomind.settings import SAMPLING, HandleSettings
 
 
 class HandleOwner(Protocol):
@@ -87,7 +86,7 @@ class Handle:
 
         Args:
             inbox: Reports the stream's events to its reader. None: no inbox.
-            params: `turbomind.params.SamplingSettings`, with `n` 1 only, and `priority` and
+            params: `turbomind.settings.SamplingSettings`, with `n` 1 only, and `priority` and
                 `exact`.
 
         Returns:

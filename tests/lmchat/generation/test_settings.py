@@ -27,7 +27,8 @@ from lmchat.generation.settings import (
 )
 from lmchat.sessions.session import Session
 from turbomind import _C
-from turbomind.params import SAMPLING, sampling_params
+from turbomind.params import sampling_params
+from turbomind.settings import SAMPLING
 
 GOOD = {
     "max_new_tokens": 5,
