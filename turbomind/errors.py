@@ -21,7 +21,7 @@ from turbomind._C import (
     NotFound,
 )
 
-# The name of the wrong argument or setting, such as "min_p" or "stop_strings[1]"; None: of none.
+# The name of the wrong argument or setting, such as "top_k" or "stop_strings[1]"; None: of none.
 # `turbomind.params.wrong()` sets it.
 InvalidRequest.param = None
 

@@ -33,7 +33,7 @@ def wrong(name: str, value: object, expected: str, *, seen: str | None = None) -
     """Returns the error of a wrong argument or setting: "NAME is VALUE, expected WHAT".
 
     Args:
-        name: Its name, with the place in it: "min_p", "stop_strings[1]", "logit_bias.5". It is the
+        name: Its name, with the place in it: "top_k", "stop_strings[1]", "logit_bias.5". It is the
             error's `param`, unless it has spaces, as "the environment variable X".
         value: The value as the caller gave it. The message shows at most 120 characters of it.
         expected: What it may be.

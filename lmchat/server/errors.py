@@ -270,6 +270,7 @@ _SENTENCES = {
     "literal_error": "{expected}",
     "model_attributes_type": "an object",
     "model_type": "an object",
+    "setting": "{expected}",
     "string_pattern_mismatch": "a string like {pattern}",
     "string_too_long": "at most {max_length} characters",
     "string_too_short": "at least {min_length} characters",

@@ -8,19 +8,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
-from lmchat.generation.settings import StatelessSettings
+from lmchat.generation.settings import ROWS, StatelessSettings
 from lmchat.server.config import Limits
 from lmchat.server.dialects.limits import check_limits
 from lmchat.server.errors import refusal
 from lmchat.server.http.body import Body, JsonRoute
+from turbomind.settings import MAX_INT
 from turbomind.shown import shown
 
 LEAST_TOP_P = 1e-6  # `top_p` 0 is the most likely token alone
 
 _SEEDS = (-(1 << 63), (1 << 64) - 1)
-LARGEST_LENGTH = (1 << 31) - 1  # tokens; above every context
 
 
 FIELDS = {
@@ -57,8 +66,119 @@ class StreamOptions(BaseModel):
         return given
 
 
-class SamplingBody(Body):
-    """The fields that all generations share. `settings()` returns what they mean.
+def in_words(name: str, expected: str = "") -> WrapValidator:
+    """Returns a validator of a field whose refusals have the words of a setting's row.
+
+    Args:
+        name: the setting.
+        expected: what the field may be, where its range is another than the setting's.
+    """
+    words = expected or ROWS[name].expected
+
+    def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return handler(value)
+        except ValidationError as error:
+            if any(one["loc"] for one in error.errors()):  # an entry of a list, which has its place
+                raise
+            raise PydanticCustomError("setting", "{expected}", {"expected": words}) from error
+
+    return WrapValidator(check)
+
+
+class SamplingFields(Body):
+    """The fields of all dialects that decide how tokens are sampled; `sampling()` returns what they
+    mean. The names are OpenAI's and vLLM's, the ranges OpenAI's where it has the field.
+    """
+
+    temperature: Annotated[
+        Annotated[float, Field(ge=0, le=2)] | None, in_words("temperature", "a number from 0 to 2")
+    ] = Field(None, description="Default: that of the model's generation_config.json.")
+    top_p: Annotated[
+        Annotated[float, Field(ge=0, le=1)] | None, in_words("top_p", "a number from 0 to 1")
+    ] = None
+    top_k: Annotated[
+        Annotated[int, Field(ge=-1, lt=1 << 31)] | None,
+        in_words("top_k", f"an integer from -1 to {MAX_INT}"),
+    ] = Field(None, description="0 or -1: all tokens.")
+    min_p: Annotated[Annotated[float, Field(ge=0, le=1)] | None, in_words("min_p")] = None
+    presence_penalty: Annotated[
+        Annotated[float, Field(ge=-2, le=2)] | None,
+        in_words("presence_penalty", "a number from -2 to 2"),
+    ] = None
+    frequency_penalty: Annotated[
+        Annotated[float, Field(ge=-2, le=2)] | None,
+        in_words("frequency_penalty", "a number from -2 to 2"),
+    ] = None
+    repetition_penalty: Annotated[
+        Annotated[float, Field(gt=0, le=100)] | None,
+        in_words("repetition_penalty", "a number above 0, at most 100"),
+    ] = None
+    logit_bias: Any = Field(
+        None, description="Added to logits, by token id. Numbers from -100 to 100."
+    )
+    seed: Annotated[
+        Annotated[int, Field(ge=_SEEDS[0], le=_SEEDS[1])] | None,
+        in_words("seed", f"an integer from {_SEEDS[0]} to {_SEEDS[1]}"),
+    ] = None
+    stop: Any = Field(
+        None, description="A text or a list of texts that end the reply and are cut off."
+    )
+    stop_token_ids: Annotated[
+        Annotated[
+            list[Annotated[int, Field(ge=0, lt=1 << 31)]],
+            Field(max_length=1 << 14, fail_fast=True),
+        ]
+        | None,
+        in_words("stop_token_ids"),
+    ] = None
+    ignore_eos: Annotated[bool | None, in_words("ignore_eos")] = None
+    min_tokens: Annotated[
+        Annotated[int, Field(ge=0, le=MAX_INT)] | None, in_words("min_new_tokens")
+    ] = None
+
+    def sampling(self) -> StatelessSettings:
+        """Returns the settings that the fields mean; None where they are not given.
+
+        Raises:
+            HttpError: a value of `logit_bias` or `stop` is wrong.
+        """
+        return {
+            "min_new_tokens": self.min_tokens,
+            "temperature": self.temperature,
+            "top_p": None if self.top_p is None else max(self.top_p, LEAST_TOP_P),
+            "top_k": None if self.top_k is None else max(self.top_k, 0),
+            "min_p": self.min_p,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "repetition_penalty": self.repetition_penalty,
+            "logit_bias": self._biases(),
+            # -1 is vLLM's spelling of none.
+            "seed": None if self.seed in (None, -1) else (self.seed or 0) % (1 << 64),
+            "stop_strings": stop_strings(self.stop),
+            "stop_token_ids": self.stop_token_ids,
+            "ignore_eos": self.ignore_eos,
+        }
+
+    def _biases(self) -> dict[int, float] | None:
+        given = self.logit_bias
+        if given is None:
+            return None
+        if not isinstance(given, dict):
+            raise refusal("logit_bias", shown(given), ROWS["logit_bias"].expected)
+        found: dict[int, float] = {}
+        for key, bias in given.items():
+            is_number = isinstance(bias, int | float) and not isinstance(bias, bool)
+            if not is_number or not -100 <= bias <= 100:
+                raise refusal(f"logit_bias.{key:.20}", shown(bias), "a number from -100 to 100")
+            if not (key.isascii() and key.isdigit() and len(key) < 11):
+                raise refusal(f"logit_bias.{key:.20}", shown(bias), "a token id as its key")
+            found[int(key)] = bias
+        return found
+
+
+class SamplingBody(SamplingFields):
+    """The fields that chat and completions share. `settings()` returns what they mean.
 
     Fields that change nothing are ignored, and others are refused unless they have their default
     value.
@@ -84,35 +204,12 @@ class SamplingBody(Body):
     }
 
     model: str | None = Field(None, description="The model's name in /v1/models.")
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(
-        None, description="Default: that of the model's generation_config.json."
+    n: Annotated[Annotated[int, Field(ge=1)] | None, in_words("n")] = Field(
+        None, description="Number of choices."
     )
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = Field(
-        None, description="0 or -1: all tokens."
-    )
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
-    logit_bias: Any = Field(
-        None, description="Added to logits, by token id. Numbers from -100 to 100."
-    )
-    seed: Annotated[int, Field(ge=_SEEDS[0], le=_SEEDS[1])] | None = None
-    n: Annotated[int, Field(ge=1)] | None = Field(None, description="Number of choices.")
-    stop: Any = Field(
-        None, description="A text or a list of texts that end the reply and are cut off."
-    )
-    stop_token_ids: (
-        Annotated[
-            list[Annotated[int, Field(ge=0, lt=1 << 31)]],
-            Field(max_length=1 << 14, fail_fast=True),
-        ]
-        | None
-    ) = None
-    ignore_eos: bool | None = None
-    min_tokens: Annotated[int, Field(ge=0, le=LARGEST_LENGTH)] | None = None
-    max_tokens: Annotated[int, Field(ge=1, le=LARGEST_LENGTH)] | None = None
+    max_tokens: Annotated[
+        Annotated[int, Field(ge=1, le=MAX_INT)] | None, in_words("max_new_tokens")
+    ] = None
     skip_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -152,46 +249,13 @@ class SamplingBody(Body):
             HttpError: a field is above its limit.
         """
         found: StatelessSettings = {
+            **self.sampling(),
             "max_new_tokens": self.longest(),
-            "min_new_tokens": self.min_tokens,
-            "temperature": self.temperature,
-            "top_p": None if self.top_p is None else max(self.top_p, LEAST_TOP_P),
-            "top_k": None if self.top_k is None else max(self.top_k, 0),
-            "min_p": self.min_p,
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
-            "repetition_penalty": self.repetition_penalty,
-            "logit_bias": self.logit_bias,
-            "seed": self._seed(),
-            "stop_strings": stop_strings(self.stop),
-            "stop_token_ids": self.stop_token_ids,
-            "ignore_eos": self.ignore_eos,
             "logprobs": self.logprobs_wanted(),
             "n": self.n if self.choices > 1 else None,
             "skip_special_tokens": False if self.skip_special_tokens is False else None,
         }
         check_limits(found, limits, self.fields())
-        found["logit_bias"] = self._biases()
-        return found
-
-    def _seed(self) -> int | None:
-        """Returns the seed. -1 is vLLM's spelling of none."""
-        return None if self.seed in (None, -1) else (self.seed or 0) % (1 << 64)
-
-    def _biases(self) -> dict[int, float] | None:
-        given = self.logit_bias
-        if given is None:
-            return None
-        if not isinstance(given, dict):
-            raise refusal("logit_bias", shown(given), "numbers by token id")
-        found: dict[int, float] = {}
-        for key, bias in given.items():
-            is_number = isinstance(bias, int | float) and not isinstance(bias, bool)
-            if not is_number or not -100 <= bias <= 100:
-                raise refusal(f"logit_bias.{key:.20}", shown(bias), "a number from -100 to 100")
-            if not (key.isascii() and key.isdigit() and len(key) < 11):
-                raise refusal(f"logit_bias.{key:.20}", shown(bias), "a token id as its key")
-            found[int(key)] = bias
         return found
 
 

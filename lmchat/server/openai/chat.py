@@ -20,7 +20,7 @@ from lmchat.server.dialects.results import (
     finish_reason,
     new_id,
 )
-from lmchat.server.dialects.sampling import FIELDS, OpenAIRoute, SamplingBody
+from lmchat.server.dialects.sampling import FIELDS, OpenAIRoute, SamplingBody, in_words
 from lmchat.server.errors import refusal
 from lmchat.server.http.body import name_fields
 from lmchat.server.http.parameters import SESSION_HEADER, IdempotencyKey, SessionName
@@ -54,11 +54,11 @@ class ChatFields(SamplingBody):
         "verbosity": ("medium",),
     }
 
-    max_completion_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = Field(
-        None, description="Longest reply, in tokens. It comes before max_tokens."
-    )
+    max_completion_tokens: Annotated[
+        Annotated[int, Field(ge=1, lt=1 << 31)] | None, in_words("max_new_tokens")
+    ] = Field(None, description="Longest reply, in tokens. It comes before max_tokens.")
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0)] | None = None
+    top_logprobs: Annotated[Annotated[int, Field(ge=0)] | None, in_words("logprobs")] = None
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="Variables for the chat template."
     )

@@ -22,7 +22,7 @@ from lmchat.server.dialects.results import (
     finish_reason,
     new_id,
 )
-from lmchat.server.dialects.sampling import FIELDS, OpenAIRoute, SamplingBody
+from lmchat.server.dialects.sampling import FIELDS, OpenAIRoute, SamplingBody, in_words
 from lmchat.server.errors import refusal, unsupported
 from lmchat.server.openai.chunks import CompletionChunks, compact, names_of
 from lmchat.server.openai.envelope import envelope_of
@@ -56,7 +56,7 @@ class CompletionBody(SamplingBody):
     }
 
     prompt: Any = Field(description="A text, a list of texts, token ids, or a list of these.")
-    logprobs: Annotated[int, Field(ge=0)] | None = None
+    logprobs: Annotated[Annotated[int, Field(ge=0)] | None, in_words("logprobs")] = None
     best_of: Annotated[int, Field(ge=1)] | None = None
     add_special_tokens: bool | None = Field(
         None, description="Whether a text gets the tokenizer's own tokens. Default: true."

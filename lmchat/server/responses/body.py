@@ -10,11 +10,12 @@ from lmchat.server.config import Limits
 from lmchat.server.dialects import sampling
 from lmchat.server.dialects.limits import check_limits
 from lmchat.server.dialects.messages import template_variables
-from lmchat.server.dialects.sampling import LARGEST_LENGTH, LEAST_TOP_P, stop_strings
+from lmchat.server.dialects.sampling import SamplingFields, in_words
 from lmchat.server.errors import HttpError, in_field, refusal
 from lmchat.server.http.body import Body
 from lmchat.server.responses import ids
 from lmchat.store.protocol import MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE
+from turbomind.settings import MAX_INT
 from turbomind.shown import shown
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -110,30 +111,20 @@ class PromptBody(Body):
             return ids.session_of(found)
 
 
-class ResponseBody(PromptBody):
+class ResponseBody(PromptBody, SamplingFields):
     """The body of `POST /v1/responses`."""
 
     model_config = with_example({"input": "What is a page table?", "max_output_tokens": 64})
 
     background: bool = False
     include: Annotated[list[str], Field(max_length=64)] = Field(default_factory=list)
-    max_output_tokens: Annotated[int, Field(ge=1, le=LARGEST_LENGTH)] | None = None
+    max_output_tokens: Annotated[
+        Annotated[int, Field(ge=1, le=MAX_INT)] | None, in_words("max_new_tokens")
+    ] = None
     metadata: Metadata | None = None
     store: bool = True
     stream: bool = False
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_logprobs: Annotated[int, Field(ge=0)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    # Settings that vLLM's server takes too.
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    ignore_eos: bool | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    min_tokens: Annotated[int, Field(ge=0, le=LARGEST_LENGTH)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
-    seed: Annotated[int, Field(ge=0, lt=1 << 64)] | None = None
-    stop: Any = None
-    top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
+    top_logprobs: Annotated[Annotated[int, Field(ge=0)] | None, in_words("logprobs")] = None
 
     @property
     def has_logprobs(self) -> bool:
@@ -164,20 +155,13 @@ class ResponseBody(PromptBody):
         """Returns the generation settings, without those that are not given.
 
         Raises:
-            HttpError: `stop` has no stop strings.
+            HttpError: a value of `logit_bias` or `stop` is wrong.
         """
-        found: dict[str, Any] = {
+        found = {
+            **self.sampling(),
             "max_new_tokens": self.max_output_tokens,
-            "min_new_tokens": self.min_tokens,
-            "stop_strings": stop_strings(self.stop),
-            "top_p": None if self.top_p is None else max(self.top_p, LEAST_TOP_P),
-            "top_k": None if self.top_k is None else max(self.top_k, 0),
+            "logprobs": (self.top_logprobs or 0) if self.has_logprobs else None,
         }
-        for name in ("temperature", "min_p", "seed", "ignore_eos", "presence_penalty",
-                     "frequency_penalty", "repetition_penalty"):  # fmt: skip
-            found[name] = getattr(self, name)
-        if self.has_logprobs:
-            found["logprobs"] = self.top_logprobs or 0
         return {name: value for name, value in found.items() if value is not None}
 
     def compared(self) -> dict[str, Any]:
