@@ -20,16 +20,11 @@ from typing import Any
 import numpy as np
 
 from turbomind.errors import ModelError
-from turbomind.gguf.architectures import (
-    ARCHITECTURES,
-    DIVISORS,
-    Architecture,
-    table,
-    wrong,
-)
+from turbomind.gguf.architectures import ARCHITECTURES
 from turbomind.gguf.file import Array, GgufFile
 from turbomind.models import Description
 from turbomind.models.config import Fields
+from turbomind.models.gguf import DIVISORS, Architecture, table, wrong
 from turbomind.models.reference import gguf_keys
 
 # Key without its architecture -> field of config.json.

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from turbomind.errors import ModelError
 from turbomind.models.config import Fields
 from turbomind.models.description import Description, Experts, Layer, Rows, whole
+from turbomind.models.gguf import Architecture
 from turbomind.models.reference import fields_read
 from turbomind.models.rope import MAX_CONTEXT, Rope, RopeRules, read_rope
 from turbomind.models.wrapper import Wrapper, encoders, language_tensor
@@ -67,6 +68,8 @@ class Family:
     expert_down: ClassVar[str] = "model.layers.{i}.mlp.experts.{j}.down_proj"
     gate_ups: str = ""  # a tensor that stacks the gates and ups of all experts, and
     downs: str = ""  # one that stacks the downs, in place of the three names before
+    gguf: ClassVar[Mapping[str, Architecture]] = {}
+    """By the name in GGUF files, what those say otherwise. A subclass does not inherit them."""
     modules: ClassVar[Mapping[str, str]] = {}
     """Attributes of this class as transformers 5 names the tensors of its modules, which stack the
     experts; `save_pretrained(save_original_format=False)` writes them."""

@@ -2,8 +2,17 @@
 
 from turbomind.models.base import Family, layer_windows
 from turbomind.models.config import Fields
+from turbomind.models.gguf import DIVISORS, Architecture, GgufFile, Values, wrong
 from turbomind.models.rope import MAX_CONTEXT
 from turbomind.models.wrapper import Wrapper
+
+
+def _complete(file: GgufFile, own: Values, values: Values) -> None:
+    """Refuses the temperature of positions, which Ministral 3 alone has."""
+    for key in ("attention.temperature_scale", "rope.scaling.yarn_log_multiplier"):
+        if own.pop(key, 0.0) != 0.0:
+            raise wrong(file, key, "0 or nothing")
+    values["sliding_window"] = None
 
 
 class Mistral(Family):
@@ -11,6 +20,11 @@ class Mistral(Family):
 
     names = {"MistralForCausalLM": "mistral"}
     wrappers = {"Mistral3ForConditionalGeneration": Wrapper("mistral3", "mistral")}
+    gguf = {
+        "mistral3": Architecture(
+            "MistralForCausalLM", interleaved=True, tables=(DIVISORS,), complete=_complete
+        )
+    }
 
     def windows(self, fields: Fields, layers: int) -> list[int]:
         """Reads `sliding_window`; null means none, absent the default."""

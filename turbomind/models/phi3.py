@@ -3,13 +3,48 @@
 from turbomind.models.base import Family, layer_windows
 from turbomind.models.config import Fields
 from turbomind.models.description import Layer, Rows, whole
+from turbomind.models.gguf import WINDOW, Architecture, GgufFile, Values, head_dim, table, wrong
 from turbomind.models.rope import MAX_CONTEXT, RopeRules
+
+_LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
+
+
+def _complete(file: GgufFile, own: Values, values: Values) -> None:
+    """Sets the share of a head that is rotated, the window, and the factors of a longrope."""
+    width = head_dim(values)
+    rotated = own.pop("rope.dimension_count", width)
+    if not width:
+        return
+    if not isinstance(rotated, int) or not 2 <= rotated <= width:
+        raise wrong(file, "rope.dimension_count", f"a number from 2 to the head's width, {width}")
+    # The family rounds the product down.
+    values["partial_rotary_factor"] = 1.0 if rotated == width else (rotated + 0.5) / width
+    values["sliding_window"] = values.get("sliding_window") or None
+    attention = own.pop("rope.scaling.attn_factor", None)
+    if _LONG not in file.tensors:
+        return
+    scaling: Values = {"rope_type": "longrope"}
+    for name, tensor in (("long_factor", _LONG), ("short_factor", _SHORT)):
+        scaling[name] = table(file, tensor, rotated // 2).tolist()
+    if attention is not None:
+        scaling["attention_factor"] = attention
+    values["rope_scaling"] = scaling
 
 
 class Phi3(Family):
     """No biases; one window for all layers; heads of Phi-4-mini are rotated in part."""
 
     names = {"Phi3ForCausalLM": "phi3"}
+    gguf = {
+        "phi3": Architecture(
+            "Phi3ForCausalLM",
+            fields=WINDOW
+            | {"rope.scaling.original_context_length": "original_max_position_embeddings"},
+            names={"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
+            tables=(_LONG, _SHORT),
+            complete=_complete,
+        )
+    }
     # "su" and "yarn" are what older files call longrope.
     rope_rules = RopeRules(
         types=dict.fromkeys(("longrope", "su", "yarn"), "longrope") | {"default": "default"},

@@ -5,6 +5,7 @@ from dataclasses import replace
 from turbomind.models.base import Family, optional_windows
 from turbomind.models.config import Fields
 from turbomind.models.description import Layer
+from turbomind.models.gguf import SECTIONS, Architecture
 from turbomind.models.rope import TYPES, RopeRules
 from turbomind.models.wrapper import Wrapper
 
@@ -13,6 +14,10 @@ class Qwen2(Family):
     """Biases on q, k and v only."""
 
     names = {"Qwen2ForCausalLM": "qwen2"}
+    gguf = {
+        "qwen2": Architecture("Qwen2ForCausalLM"),
+        "qwen2vl": Architecture("Qwen2ForCausalLM", harmless=SECTIONS),
+    }
 
     def traits(self, fields: Fields, layer: Layer) -> Layer:
         """Sets the biases."""

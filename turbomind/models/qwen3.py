@@ -5,6 +5,7 @@ from dataclasses import replace
 from turbomind.models.base import Family, layer_windows, optional_windows
 from turbomind.models.config import Fields
 from turbomind.models.description import Layer
+from turbomind.models.gguf import SECTIONS, Architecture
 from turbomind.models.rope import RopeRules
 from turbomind.models.wrapper import Wrapper
 
@@ -13,6 +14,10 @@ class Qwen3(Family):
     """Per-head RMS norm of q and k; `attention_bias` puts biases on q, k, v and o."""
 
     names = {"Qwen3ForCausalLM": "qwen3"}
+    gguf = {
+        "qwen3": Architecture("Qwen3ForCausalLM"),
+        "qwen3vl": Architecture("Qwen3ForCausalLM", harmless=SECTIONS),
+    }
 
     def traits(self, fields: Fields, layer: Layer) -> Layer:
         """Reads the bias flag."""

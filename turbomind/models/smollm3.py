@@ -2,6 +2,7 @@
 
 from turbomind.models.base import layer_windows
 from turbomind.models.config import Fields
+from turbomind.models.gguf import DIVISORS, Architecture
 from turbomind.models.llama import Llama
 from turbomind.models.rope import MAX_CONTEXT
 
@@ -10,6 +11,7 @@ class SmolLM3(Llama):
     """`attention_bias` and `mlp_bias` as in Llama; layers without rotation may have a window."""
 
     names = {"SmolLM3ForCausalLM": "smollm3"}
+    gguf = {"smollm3": Architecture("SmolLM3ForCausalLM", interleaved=True, tables=(DIVISORS,))}
 
     def windows(self, fields: Fields, layers: int) -> list[int]:
         """Reads `use_sliding_window`: the windows are those of `layer_types`, else of the layers

@@ -7,6 +7,7 @@ from turbomind.models.base import Family, layer_windows
 from turbomind.models.config import Fields
 from turbomind.models.description import Experts, Layer, Rows
 from turbomind.models.experts.fields import read_experts
+from turbomind.models.gguf import Architecture, GgufFile, Values, check_experts, wrong
 from turbomind.models.rope import MAX_CONTEXT, Rope, read_rope
 
 _ROPE = {
@@ -19,11 +20,29 @@ _ROPE = {
 }
 
 
+def _complete(file: GgufFile, own: Values, values: Values) -> None:
+    """Sets the width of experts."""
+    check_experts(file, own, values)
+    for name in ("attention.sliding_window", "expert_feed_forward_length"):
+        if name not in own:
+            raise wrong(file, name, "a number")
+    values["sliding_window"] = own.pop("attention.sliding_window")
+    values["intermediate_size"] = own.pop("expert_feed_forward_length")
+
+
 class GptOss(Family):
     """`attention_bias` puts biases on q, k, v and o; every other layer has a window. Tensors stack
     the experts, transposed, and the rows of gate and up alternate."""
 
     names = {"GptOssForCausalLM": "gpt_oss"}
+    gguf = {
+        "gpt-oss": Architecture(
+            "GptOssForCausalLM",
+            names={"post_attention_layernorm": "post_attention_norm"},
+            scaling={"truncate": False},
+            complete=_complete,
+        )
+    }
     router = "model.layers.{i}.mlp.router"
     gate_ups = "model.layers.{i}.mlp.experts.gate_up_proj"
     downs = "model.layers.{i}.mlp.experts.down_proj"

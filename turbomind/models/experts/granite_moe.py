@@ -5,13 +5,20 @@ from dataclasses import replace
 from turbomind.models.config import Fields
 from turbomind.models.description import Layer
 from turbomind.models.experts.fields import read_experts
-from turbomind.models.granite import Granite
+from turbomind.models.gguf import GgufFile, Values, check_experts
+from turbomind.models.granite import GGUF, Granite, complete
+
+
+def _complete(file: GgufFile, own: Values, values: Values) -> None:
+    check_experts(file, own, values)
+    complete(file, own, values)
 
 
 class GraniteMoe(Granite):
     """One tensor stacks the gates and ups of all experts, another one the downs."""
 
     names = {"GraniteMoeForCausalLM": "granitemoe"}
+    gguf = {"granitemoe": replace(GGUF, name="GraniteMoeForCausalLM", complete=_complete)}
     router = "model.layers.{i}.block_sparse_moe.router.layer"
     gate_ups = "model.layers.{i}.block_sparse_moe.input_linear.weight"
     downs = "model.layers.{i}.block_sparse_moe.output_linear.weight"

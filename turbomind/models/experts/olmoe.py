@@ -6,12 +6,14 @@ from turbomind.models.base import Family
 from turbomind.models.config import Fields
 from turbomind.models.description import Layer
 from turbomind.models.experts.fields import STACKED, read_experts
+from turbomind.models.gguf import Architecture, check_experts
 
 
 class Olmoe(Family):
     """`attention_bias` puts biases on q, k, v and o."""
 
     names = {"OlmoeForCausalLM": "olmoe"}
+    gguf = {"olmoe": Architecture("OlmoeForCausalLM", complete=check_experts)}
     modules = STACKED
 
     def traits(self, fields: Fields, layer: Layer) -> Layer:

@@ -6,14 +6,35 @@ from turbomind.models.base import MAX_WIDTH, layer_windows
 from turbomind.models.config import Fields
 from turbomind.models.description import Layer
 from turbomind.models.experts.fields import STACKED, read_experts, sparse_layers
+from turbomind.models.gguf import EXPERT_WIDTH, Architecture, GgufFile, Values, check_experts
 from turbomind.models.qwen2 import Qwen2
 from turbomind.models.rope import MAX_CONTEXT
+
+
+def _complete(file: GgufFile, own: Values, values: Values) -> None:
+    """Sets the widths of experts, which early files do not have, and that the weights of a token's
+    experts are shares of all, as in llama.cpp."""
+    check_experts(file, own, values)
+    inner, used = values["intermediate_size"], values["num_experts_per_tok"]
+    if isinstance(inner, int) and isinstance(used, int) and used > 0:
+        values.setdefault("moe_intermediate_size", inner // used)
+    values.setdefault("shared_expert_intermediate_size", inner)
+    values["norm_topk_prob"] = False
 
 
 class Qwen2Moe(Qwen2):
     """`qkv_bias` puts biases on q, k and v; a gate scales the shared expert."""
 
     names = {"Qwen2MoeForCausalLM": "qwen2_moe"}
+    gguf = {
+        "qwen2moe": Architecture(
+            "Qwen2MoeForCausalLM",
+            fields=EXPERT_WIDTH
+            | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
+            bias="qkv_bias",
+            complete=_complete,
+        )
+    }
     modules = STACKED
     mlp_gate = "model.layers.{i}.mlp.shared_expert_gate"
 

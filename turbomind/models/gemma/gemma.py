@@ -6,6 +6,7 @@ from dataclasses import replace
 from turbomind.models.base import Family
 from turbomind.models.config import Fields
 from turbomind.models.description import Description, Layer
+from turbomind.models.gguf import Architecture
 
 GELU_TANH = (
     "gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_accurate", "gelu_python_tanh"
@@ -17,6 +18,7 @@ class Gemma(Family):
     """`attention_bias` puts biases on q, k, v and o."""
 
     names = {"GemmaForCausalLM": "gemma"}
+    gguf = {"gemma": Architecture("GemmaForCausalLM", shifted_norms=True)}
 
     def activation(self, fields: Fields) -> str:
         """Reads `hidden_act`, whose "gelu" means the tanh approximation in this family alone."""

@@ -5,7 +5,8 @@ from typing import Any
 
 from turbomind.models.config import Fields
 from turbomind.models.description import Description, Layer
-from turbomind.models.gemma.gemma2 import Gemma2
+from turbomind.models.gemma.gemma2 import GGUF_CAPS, GGUF_NORMS, Gemma2, gguf_windows
+from turbomind.models.gguf import WINDOW, Architecture
 from turbomind.models.rope import MAX_CONTEXT, Rope, read_rope
 from turbomind.models.wrapper import Wrapper
 
@@ -17,6 +18,15 @@ class Gemma3(Gemma2):
 
     names = {"Gemma3ForCausalLM": "gemma3_text"}
     wrappers = {"Gemma3ForConditionalGeneration": Wrapper("gemma3", "gemma3_text")}
+    gguf = {
+        "gemma3": Architecture(
+            "Gemma3ForCausalLM",
+            fields=WINDOW | GGUF_CAPS | {"rope.freq_base_swa": "rope_local_base_freq"},
+            names=GGUF_NORMS,
+            shifted_norms=True,
+            complete=gguf_windows(6, 0, 62),
+        )
+    }
 
     def traits(self, fields: Fields, layer: Layer) -> Layer:
         """Adds the norms of q and k; the reference does not apply a soft-cap of attention."""

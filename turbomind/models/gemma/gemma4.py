@@ -10,8 +10,10 @@ from turbomind.models.base import MAX_LAYERS, MAX_VOCAB, MAX_WIDTH
 from turbomind.models.config import Fields
 from turbomind.models.description import Description, Layer
 from turbomind.models.experts.fields import read_experts
-from turbomind.models.gemma.gemma2 import Gemma2
+from turbomind.models.gemma.gemma2 import GGUF_NORMS, Gemma2
+from turbomind.models.gemma.gemma4_gguf import complete
 from turbomind.models.gemma.gemma4_layers import full_heads, with_full_heads, with_shared_kv
+from turbomind.models.gguf import DIVISORS, EXPERT_WIDTH, WINDOW, Architecture
 from turbomind.models.rope import PROPORTIONAL, Rope, RopeRules, read_rope
 from turbomind.models.wrapper import Wrapper
 
@@ -27,6 +29,22 @@ class Gemma4(Gemma2):
 
     names = {"Gemma4ForCausalLM": "gemma4_text"}
     wrappers = {"Gemma4ForConditionalGeneration": Wrapper("gemma4", "gemma4_text")}
+    gguf = {
+        "gemma4": Architecture(
+            "Gemma4ForCausalLM",
+            fields=WINDOW
+            | EXPERT_WIDTH
+            | {
+                "attention.shared_kv_layers": "num_kv_shared_layers",
+                "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+                "final_logit_softcapping": "final_logit_softcapping",
+                "expert_used_count": "top_k_experts",
+            },
+            names=GGUF_NORMS,
+            tables=(DIVISORS,),
+            complete=complete,
+        )
+    }
     rope_rules = RopeRules(types={name: name for name in ("default", PROPORTIONAL)})
     scale = "model.layers.{i}.layer_scalar"
     per_layer_embed = "model.embed_tokens_per_layer"
