@@ -138,7 +138,7 @@ class Chatter:
         name, verb = name or self.rng.choice(SESSIONS), verb or self.rng.choice(self.verbs)
         other = self.rng.choice(SESSIONS)
         self.other = other if verb == self.fork and other != name else None
-        with contextlib.suppress(engine_module.NotFound, engine_module.InvalidRequest):
+        with contextlib.suppress(lmchat.NotFound, lmchat.InvalidRequest):
             session = self.engine.session(name)
             self.write(["is", name, state_of(session)])
             self.write(["begins", verb.__name__, name, self.other])
@@ -191,7 +191,7 @@ class Chatter:
 
     def fork(self, session: Any) -> None:
         if self.other is not None:
-            with contextlib.suppress(engine_module.NotFound):
+            with contextlib.suppress(lmchat.NotFound):
                 self.engine.delete(self.other)
                 self.write(["gone", self.other])
             self.write(["is", self.other, state_of(session.fork(self.other))])

@@ -78,8 +78,8 @@ def test_metadata_is_replaced_and_checked(engine):
         ({"k" * 65: ""}, "expected keys that are strings of 1 to 64 characters"),
         ({"": ""}, "expected keys that are strings of 1 to 64 characters"),
         ({"k": "v" * 513}, "expected a string of at most 512 characters"),
-        ({"k": 1}, r"metadata\['k'\] is 1, expected a string"),
-        ("text", "metadata is a str, expected a mapping"),
+        ({"k": 1}, r"metadata\.k is 1, expected a string"),
+        ("text", "metadata is 'text', expected a mapping"),
     ):
         with pytest.raises(InvalidRequest, match=expected):
             session.set_metadata(wrong)
