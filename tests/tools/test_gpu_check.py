@@ -563,7 +563,7 @@ def test_the_build_takes_an_instruction_set_of_this_processor():
 def test_the_package_holds_python_files_and_the_extension(tmp_path):
     """The package has the checkout's Python files, and the extension if it was built."""
     assert building.copy_package(tmp_path / "nothing", tmp_path / "package") == ""
-    assert (tmp_path / "package" / "turbomind" / "engine.py").exists()
+    assert (tmp_path / "package" / "turbomind" / "engine" / "engine.py").exists()
     assert not list((tmp_path / "package").rglob("*.so"))
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     (tmp_path / f"_C{suffix}").write_text("built")

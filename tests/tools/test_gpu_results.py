@@ -138,7 +138,7 @@ def test_figures_are_taken_without_a_host_tier_that_is_refused(tmp_path, monkeyp
     found = end_to_end.run_phase(settings(tmp_path), "tiny")
     assert found["error"] == ""
     for engine in found["engines"].values():
-        assert f"host_memory asks for {1 << 50} bytes" in engine["no_host_tier"]
+        assert f"host_memory is {1 << 50}, expected at most" in engine["no_host_tier"]
     turns = [figure["how"] for figure in found["figures"] if figure["figure"] == "turn"]
     assert turns == ["cached", "computed again"]
     assert {f["figure"] for f in found["figures"]} == {"decode", "prefill", "turn", "together"}
