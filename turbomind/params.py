@@ -328,13 +328,19 @@ def request_options(given: Mapping[str, Any], kind: str = "generate") -> _C.Requ
     return options
 
 
+def sequence_of_ids(token_ids: Iterable[int], name: str = "token_ids") -> list[Any]:
+    """Returns the entries of a sequence; InvalidRequest for what is none."""
+    # Sets and mappings have no order that the caller has chosen.
+    if not isinstance(token_ids, str | bytes | Set | Mapping):
+        with contextlib.suppress(TypeError):  # an array without dimensions, as a number
+            return list(token_ids)
+    kind = f"a {type(token_ids).__name__}"
+    raise wrong(name, token_ids, "a sequence of token ids", seen=kind)
+
+
 def token_id_list(token_ids: Iterable[int], vocab: int, name: str = "token_ids") -> list[int]:
     """Returns token ids as plain ints; InvalidRequest names the first outside the vocabulary."""
-    # Sets and mappings have no order that the caller has chosen.
-    if isinstance(token_ids, str | bytes | Set | Mapping) or not isinstance(token_ids, Iterable):
-        kind = f"a {type(token_ids).__name__}"
-        raise wrong(name, token_ids, "a sequence of token ids", seen=kind)
-    items = list(token_ids)
+    items = sequence_of_ids(token_ids, name)
     try:
         ids = [integer_of(item) for item in items]
     except TypeError as error:

@@ -31,7 +31,7 @@ from lmchat.generation.ticket import QueueStats
 from lmchat.store.protocol import check_name
 from lmchat.text.template_class import TemplateInfo
 from turbomind import Residence, Stats
-from turbomind.params import wrong
+from turbomind.params import sequence_of_ids, wrong
 from turbomind.shown import shown
 
 _PAGE = 100  # sessions of one request
@@ -550,7 +550,7 @@ def _prompt(prompt: str | Iterable[int]) -> str | list[int]:
         return prompt
     if not isinstance(prompt, Iterable):
         raise wrong("prompt", prompt, "a string or token ids")
-    return list(prompt)
+    return sequence_of_ids(prompt, "prompt")
 
 
 def _refused(name: str) -> InvalidRequest:

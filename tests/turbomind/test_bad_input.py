@@ -51,6 +51,7 @@ def alive(engine: turbomind.Engine) -> Iterator[None]:
         (5, "token_ids is a int"),
         ({3, 4}, "token_ids is a set"),
         ({3: 4}, "token_ids is a dict"),
+        (np.array(3), "token_ids is a ndarray, expected a sequence"),
     ],
 )
 def test_wrong_token_ids_are_refused_by_name(
@@ -59,7 +60,7 @@ def test_wrong_token_ids_are_refused_by_name(
     for call in (engine.generate, engine.logits, engine.score):
         with pytest.raises(InvalidRequest, match=match):
             call(ids)
-    if ids:
+    if not isinstance(ids, list) or ids:
         with engine.open() as handle:
             with pytest.raises(InvalidRequest, match=match):
                 handle.append(ids)

@@ -3,6 +3,7 @@
 import math
 import threading
 
+import numpy as np
 import pytest
 from chat_models import chat_model
 from http_server import RunningServer
@@ -140,6 +141,11 @@ def test_without_a_session(remote, local):
         ]
         assert one.chat(messages, **SHORT).text == local.chat(messages, **SHORT).text
         assert "".join(one.stream("Once", **SHORT)) == local.generate("Once", **SHORT).text
+        for wrong in (5, np.array(5), {5, 6}, None):
+            with pytest.raises(
+                lmchat.InvalidRequest, match="^prompt is .*, expected a .*token ids"
+            ):
+                one.generate(wrong)
     assert remote.score("Once upon a time") == pytest.approx(local.score("Once upon a time"))
     assert remote.chat_token_ids(messages) == local.chat_token_ids(messages)
     ids = local.tokenizer.encode("A chat is a list.")
