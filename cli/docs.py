@@ -63,7 +63,7 @@ def settings() -> str:
     lines = ["| setting | meaning | what it may be | default |", "|---|---|---|---|"]
     for name in SETTINGS:
         row = ROWS[name]
-        cells = (f"{row.text}. {row.more}".rstrip(), row.expected, row.in_sessions or row.default)
+        cells = (row.whole_text, row.expected, row.session_default)
         lines.append(f"| `{name}` | {' | '.join(map(_cell, cells))} |")
     return "\n".join(lines)
 

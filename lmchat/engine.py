@@ -52,7 +52,7 @@ from lmchat.text.prompt import PromptBuilder, check_history
 from lmchat.text.template_class import TemplateInfo
 from lmchat.text.tokenizer import Tokenizer
 from turbomind import Engine, Forecast, ModelInfo, Residence, Stats
-from turbomind.config.engine_options import ChatEngineOptions, rows_of
+from turbomind.config.engine_options import ChatEngineOptions
 from turbomind.config.limits import explain_limits
 from turbomind.params import refuse_unknown, wrong
 from turbomind.shown import shown
@@ -123,7 +123,7 @@ class ChatEngine(StatelessVerbs):
     ) -> None:
         check_queue(max_queue, max_wait)
         check_limits(idle_close, max_open_sessions)
-        refuse_unknown("engine option", engine_options, rows_of(ChatEngineOptions))
+        refuse_unknown("engine option", engine_options, ChatEngineOptions.__annotations__)
         self._max_queue, self._max_wait = max_queue, float(max_wait)
         watch(self)
         with explain_limits("the engine"):
@@ -148,6 +148,7 @@ class ChatEngine(StatelessVerbs):
         options: dict[str, Any],
     ) -> None:
         path = find_model(model)
+        # A file of digests may be named, which else is beside the store.
         self.core = Engine(path, **{**tiers, **options})
         started: list[Callable[[], object]] = [self.core.close]
         try:

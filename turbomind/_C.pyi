@@ -263,7 +263,7 @@ class EngineOptions:
     def __init__(self) -> None: ...
 
 class SamplingParams:
-    """Settings as in `turbomind.params.SamplingSettings`; -1 stands for None in `max_new_tokens` and
+    """Settings as in `turbomind.settings.SamplingSettings`; -1 stands for None in `max_new_tokens` and
     `logprobs`. Lists are copied in and out: assign them whole."""
 
     max_new_tokens: int

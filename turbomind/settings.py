@@ -47,6 +47,17 @@ class Setting:
     most: int | None = None
     of_model: bool = False
 
+    @property
+    def whole_text(self) -> str:
+        """The text with all details, in sentences."""
+        most = f"At most {self.most:,}." if self.most is not None else ""
+        return " ".join(filter(None, (f"{self.text}.", most, self.more)))
+
+    @property
+    def session_default(self) -> str:
+        """What applies without it in a session and to chat."""
+        return self.in_sessions or self.default
+
 
 class TokenSettings(TypedDict, total=False):
     """Settings that choose tokens and the end of a generation, of engines and of sessions."""
@@ -148,7 +159,7 @@ class TokenSettings(TypedDict, total=False):
             "added to logits, by token id",
             "a mapping from token id to number",
             "nothing",
-            more="At most 16,384, finite or -inf, which excludes a token.",
+            more="Finite or -inf, which excludes a token.",
             most=16_384,
         ),
     ]
@@ -158,7 +169,7 @@ class TokenSettings(TypedDict, total=False):
             "sequences of token ids that are never produced",
             "a list of token id lists",
             "none",
-            more=f"At most 4,096 of 1 to {MOST_WORD_TOKENS} tokens.",
+            more=f"Each has 1 to {MOST_WORD_TOKENS} tokens.",
             most=4_096,
         ),
     ]
@@ -168,7 +179,7 @@ class TokenSettings(TypedDict, total=False):
             "more tokens that end the reply",
             "a list of token ids",
             "none",
-            more="At most 4,096. The token is part of the output.",
+            more="The token is part of the output.",
             most=4_096,
         ),
     ]
@@ -178,7 +189,6 @@ class TokenSettings(TypedDict, total=False):
             "tokens that end the reply, in place of the model's",
             "a list of token ids",
             "those of the model",
-            more="At most 4,096.",
             most=4_096,
         ),
     ]
@@ -318,11 +328,11 @@ def document(settings: type, *, sessions: bool = False) -> None:
         settings: The class.
         sessions: Its defaults are those of sessions.
     """
-    lines = [f"{settings.__doc__}", "", "    Keys:"]
+    lines = [f"{settings.__doc__}".rstrip(), "", "    Keys:"]
     for name, row in rows_of(settings).items():
-        default = (sessions and row.in_sessions) or row.default
-        text = f"{name}: {row.text}. {row.more}".rstrip()
-        text = f"{text} {row.expected[0].upper()}{row.expected[1:]}. Default: {default}."
+        default = row.session_default if sessions else row.default
+        expected = row.expected[0].upper() + row.expected[1:]
+        text = f"{name}: {row.whole_text} {expected}. Default: {default}."
         lines += textwrap.wrap(text, 92, initial_indent=" " * 8, subsequent_indent=" " * 12)
     settings.__doc__ = "\n".join([*lines, "    "])
 

@@ -13,7 +13,7 @@ from lmchat.bundled import find_model
 from lmchat.errors import InvalidRequest
 from lmchat.generation.admission import check_queue
 from turbomind.config.device import gpu_options, named_device, rank_count
-from turbomind.config.engine_options import ChatEngineOptions, complete, rows_of
+from turbomind.config.engine_options import ChatEngineOptions, complete
 from turbomind.engine.plan import check_host_options, plan
 from turbomind.machine import available_memory, cores, physical_cores
 
@@ -87,7 +87,7 @@ def _check(options: Mapping[str, Any]) -> None:
 
 def _of_engine(options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns those of the options that are the engine's; `serve` checks the rest."""
-    return {name: options[name] for name in rows_of(ChatEngineOptions) if name in options}
+    return {name: options[name] for name in ChatEngineOptions.__annotations__ if name in options}
 
 
 def split(of: Sequence[frozenset[int]], replicas: int) -> list[frozenset[int]]:

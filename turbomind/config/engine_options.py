@@ -18,9 +18,8 @@ import turbomind._C as _C
 from turbomind.config.defaults import CacheSize, defaults
 from turbomind.machine import physical_cores
 from turbomind.params import MAX_SIZE, integer, refuse_unknown, set_option, wrong
+from turbomind.settings import MAX_INT, MAX_SEED
 
-_INT_MAX = (1 << 31) - 1
-_MAX_SEED = (1 << 64) - 1
 _MAX_THREADS = 1024  # limit of the core's thread pool
 
 
@@ -62,9 +61,9 @@ class Option:
         """The range of an integer; "" where the text says what is possible."""
         if self.low is None or self.high is None:
             return ""
-        if self.high in (MAX_SIZE, _INT_MAX):
+        if self.high in (MAX_SIZE, MAX_INT):
             return f"at least {self.low}"
-        return f"{self.low} to {'2**64 - 1' if self.high == _MAX_SEED else self.high}"
+        return f"{self.low} to {'2**64 - 1' if self.high == MAX_SEED else self.high}"
 
     @property
     def default_text(self) -> str:
@@ -228,7 +227,7 @@ class ChatEngineOptions(TypedDict, total=False):
             "Longer prompts take several steps (chunked prefill).",
             absent="512; on a GPU 2048",
             low=1,
-            high=_INT_MAX,
+            high=MAX_INT,
         ),
     ]
     step_ms: Annotated[
@@ -273,7 +272,7 @@ class ChatEngineOptions(TypedDict, total=False):
             "Seed of dummy weights.",
             default=0,
             low=0,
-            high=_MAX_SEED,
+            high=MAX_SEED,
             command=False,
             computing=True,
         ),
@@ -345,7 +344,7 @@ def rows_of(options: type) -> dict[str, Option]:
 
 def _document(options: type) -> None:
     """Adds the rows to the docstring of a class of options, for help()."""
-    lines = [f"{options.__doc__}\n\n    Keys:"]
+    lines = [f"{options.__doc__}".rstrip(), "", "    Keys:"]
     for name, row in rows_of(options).items():
         default = repr(row.default) if row.default is not None else row.absent
         parts = [row.text, row.more, f"Default: {default}." if default else ""]

@@ -212,7 +212,7 @@ class Engine:
 
         Args:
             token_ids: As in `stream()`.
-            params: `turbomind.params.RequestSettings`.
+            params: `turbomind.settings.RequestSettings`.
 
         Returns:
             float32 array [len(token_ids), vocab_size].
@@ -239,7 +239,7 @@ class Engine:
 
         Args:
             token_ids: As in `stream()`.
-            params: `turbomind.params.RequestSettings`.
+            params: `turbomind.settings.RequestSettings`.
 
         Yields:
             float32 arrays [rows, vocab_size] of at most 128 MiB (or 64 rows, if these are more), in
@@ -266,7 +266,7 @@ class Engine:
 
         Args:
             token_ids: As in `stream()`.
-            params: `turbomind.params.RequestSettings`.
+            params: `turbomind.settings.RequestSettings`.
 
         Returns:
             len(token_ids) - 1 natural logarithms, of the second token to the last.
@@ -288,7 +288,7 @@ class Engine:
         Args:
             token_ids: As in `stream()`.
             inbox: As in `stream()`.
-            params: `turbomind.params.RequestSettings`.
+            params: `turbomind.settings.RequestSettings`.
 
         Returns:
             The stream of the request's events. After its last event, which must not be "cancelled",
@@ -299,25 +299,26 @@ class Engine:
         """
         refuse_unknown("parameter", params, REQUEST)
         options = request_options(params, "score")
-        return self._submit(token_ids, _C.SamplingParams(), options, 0, inbox)
+        ids = token_id_list(token_ids, self.vocab_size)
+        return self._submit(ids, _C.SamplingParams(), options, 0, inbox)
 
     def _run(self, token_ids: Iterable[int], kind: str, params: Mapping[str, Any]) -> _C.Request:
         refuse_unknown("parameter", params, REQUEST)
         options = request_options(params, kind)
-        with self._submit(token_ids, _C.SamplingParams(), options, 0) as stream:
+        ids = token_id_list(token_ids, self.vocab_size)
+        with self._submit(ids, _C.SamplingParams(), options, 0) as stream:
             if collect(stream).finish_reason == "cancelled":  # its values are incomplete
                 raise EngineClosed(f"the engine was closed during a request of kind {kind!r}")
             return stream.request
 
     def _submit(
         self,
-        token_ids: Iterable[int],
+        ids: list[int],
         sampling: _C.SamplingParams,
         options: _C.RequestOptions,
         seed: int,
         inbox: Inbox | None = None,
     ) -> Stream:
-        ids = token_id_list(token_ids, self.vocab_size)
         if not ids:
             raise wrong("token_ids", ids, "at least one token", seen="empty")
         reader, waker = self._reader(inbox)

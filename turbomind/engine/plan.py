@@ -157,8 +157,7 @@ class Plan:
         Raises:
             Error: The CPU does not take it either, in its own words.
         """
-        note = f"{self.device} does not take the model: {refusal}"
-        return replace(_plan_on([], self.model.path, self.options, True), device_note=note)
+        return _in_place_of(self.gpus, refusal, self.model.path, self.options, True)
 
 
 def plan(
@@ -203,8 +202,20 @@ def planned(
         found = _plan_on(gpus, path, asked, weights)
         found.check()
         return found
-    except REFUSALS as refusal:
-        note = f"{device_name(gpus)} does not take the model: {refusal}"
+    except REFUSALS as error:
+        refusal = error
+    return _in_place_of(gpus, refusal, path, asked, weights)
+
+
+def _in_place_of(
+    gpus: Sequence[_C.GpuOptions],
+    refusal: Error,
+    path: str | os.PathLike[str],
+    asked: Mapping[str, Any],
+    weights: bool,
+) -> Plan:
+    """Returns the plan of the CPU in place of GPUs that have refused the model."""
+    note = f"{device_name(gpus)} does not take the model: {refusal}"
     return replace(_plan_on([], path, asked, weights), device_note=note)
 
 

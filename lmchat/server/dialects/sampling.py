@@ -24,12 +24,12 @@ from lmchat.server.config import Limits
 from lmchat.server.dialects.limits import check_limits
 from lmchat.server.errors import refusal
 from lmchat.server.http.body import Body, JsonRoute
-from turbomind.settings import MAX_INT
+from turbomind.settings import MAX_INT, MAX_SEED
 from turbomind.shown import shown
 
 LEAST_TOP_P = 1e-6  # `top_p` 0 is the most likely token alone
 
-_SEEDS = (-(1 << 63), (1 << 64) - 1)
+_SEEDS = (-(1 << 63), MAX_SEED)
 
 
 FIELDS = {
@@ -79,7 +79,8 @@ def in_words(name: str, expected: str = "") -> WrapValidator:
         try:
             return handler(value)
         except ValidationError as error:
-            if any(one["loc"] for one in error.errors()):  # an entry of a list, which has its place
+            # An entry of a list has its place, and too many of them are of the right kind.
+            if any(one["loc"] or one["type"] == "too_long" for one in error.errors()):
                 raise
             raise PydanticCustomError("setting", "{expected}", {"expected": words}) from error
 

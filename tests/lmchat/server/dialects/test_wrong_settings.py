@@ -197,6 +197,14 @@ def test_a_wrong_setting_is_refused_by_its_name(doors, door, name):
         assert words
 
 
+@pytest.mark.parametrize("door", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
+def test_too_many_entries_are_no_wrong_kind(doors, door):
+    for count, most in ((1 << 14) + 1, 1 << 14), (1 << 14, 1024):
+        _, param, message = doors[door]("stop_token_ids", [5] * count)
+        assert param == "stop_token_ids"
+        assert message.endswith(f", expected at most {most}{' entries' * (count > 1 << 14)}")
+
+
 @pytest.mark.parametrize("door", ["send", "set", "remote send", "remote set", "turns", "PATCH"])
 def test_an_unknown_setting_is_named(doors, door):
     expected, param, message = doors[door]("temprature", 1)
