@@ -443,6 +443,7 @@ def test_asyncio_has_the_same_verbs(random_model):
             with pytest.raises(asyncio.CancelledError):
                 await scores
             await long.aclose()
-            return made.sync.stats().slots
+            while made.sync.stats().slots:  # a score that was just starting ends when it has begun
+                await asyncio.sleep(0)
 
-    assert asyncio.run(talk()) == 0
+    asyncio.run(talk())
