@@ -8,8 +8,8 @@
 #include "bindings/bindings.h"
 #include "ceilings/ceilings.h"
 #include "ceilings/gpu_ceilings.h"
-#include "core/process.h"
 #include "core/isa.h"
+#include "core/process.h"
 #include "ops/attention.h"
 
 namespace turbomind::bindings {
