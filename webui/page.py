@@ -15,13 +15,14 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Message, Receive, Scope, Send
 
 from lmchat.server import errors
-from lmchat.server.config import LOCAL, MountedApp, ServerConfig
+from lmchat.server.config import MountedApp, ServerConfig
 from lmchat.server.http.exchange import EXCHANGE
 from lmchat.server.http.logins import Logins
 from lmchat.server.root_path import PATH
 from lmchat.server.sessions import archives
 from lmchat.server.state import OWNER, STATE, state_of
 from lmchat.server.unknown_routes import REFUSALS
+from lmchat.store.records import LOCAL_OWNER
 from lmchat.store.temporary import use_temporary_folder
 
 from .chat import Chat
@@ -103,7 +104,7 @@ class Page:
             return await log_in(self._logins, request) if method == "POST" else login_page()
         if has_login and path == "/logout" and method == "POST":
             return log_out(request)
-        owner = self._logins.owner(request.cookies.get(COOKIE, "")) if has_login else LOCAL
+        owner = self._logins.owner(request.cookies.get(COOKIE, "")) if has_login else LOCAL_OWNER
         if path in ("/login", "/logout") or (owner is None and path == "/"):
             root = request.scope["root_path"]
             return RedirectResponse(f"{root}/login" if owner is None else f"{root}/", 303)

@@ -15,7 +15,7 @@ from lmchat.bundled import NAME, find_model
 from lmchat.errors import Error, InvalidRequest, StoreError
 from lmchat.generation.state import State
 from lmchat.store.protocol import Store, check_name
-from lmchat.store.records import HIDDEN_TAG, SessionRecord, Summary
+from lmchat.store.records import HIDDEN_TAG, LOCAL_OWNER, SessionRecord, Summary
 
 from ..terminal.texts import excerpt
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import lmchat
     from lmchat.store.sqlite.sqlite_store import SqliteStore
 
-OWNER = "local"
 NO_STORE = "--no-store"
 
 
@@ -123,7 +122,7 @@ def named(store: Store, model: str | None, name: str) -> Choice:
         model: MODEL of the command line; None: the session's last model.
         name: Name of the session.
     """
-    record = store.find(OWNER, name)
+    record = store.find(LOCAL_OWNER, name)
     if record is None:
         return Choice(model, name)
     return _with_its_model(model, record)
@@ -134,7 +133,7 @@ def last_used(store: Store, model: str | None) -> Choice:
 
     Sessions whose last model is `model` come first. Without any session, a new one is chosen.
     """
-    listed = store.summaries(OWNER, without_tag=HIDDEN_TAG)
+    listed = store.summaries(LOCAL_OWNER, without_tag=HIDDEN_TAG)
     sessions = [s for s in listed if _has_something(store, s)]
     if not sessions:
         return Choice(model, note="there is no session to continue: a new one starts")
@@ -258,7 +257,7 @@ def _has_something(store: Store, one: Summary) -> bool:
     if one.turns:
         return True
     try:
-        record = store.find(OWNER, one.name)
+        record = store.find(LOCAL_OWNER, one.name)
     except StoreError:  # damaged
         return False
     return record is not None and (len(record.tree) > 1 or bool(record.unanswered))

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from lmchat.errors import InvalidRequest, StoreError
-from lmchat.store.records import HIDDEN_TAG
+from lmchat.store.records import HIDDEN_TAG, LOCAL_OWNER
 
 from ..command_group import SessionsGroup
 from ..errors import CLOSED_PIPE, FAILED, drop_output, note, replace_undecodable
 from ..options import Json
 from ..output import say
 from ..terminal.texts import counted, human_bytes
-from .lookup import OWNER, find, load, opened_store
+from .lookup import find, load, opened_store
 
 if TYPE_CHECKING:
     from lmchat.store.protocol import Store
@@ -84,7 +84,7 @@ def _quiet(command: Command) -> Command:
 @app.command("list", short_help="List sessions, the most recently used first.")
 @_quiet
 def list_(
-    owner: Owner = OWNER,
+    owner: Owner = LOCAL_OWNER,
     tag: Tag = None,
     limit: Limit = None,
     sort: Annotated[
@@ -133,7 +133,7 @@ def _unwanted(tag: str | None) -> str | None:
 @_quiet
 def show(
     name: Name,
-    owner: Owner = OWNER,
+    owner: Owner = LOCAL_OWNER,
     turns: Annotated[
         int | None, typer.Option(min=0, help="Number of questions, the last ones. [default: all]")
     ] = None,
@@ -186,7 +186,7 @@ def search(
         list[str],
         typer.Argument(metavar="WORD", help="Word to find; a * at its end matches a prefix."),
     ],
-    owner: Owner = OWNER,
+    owner: Owner = LOCAL_OWNER,
     tag: Tag = None,
     limit: Limit = None,
     as_json: Json = False,
@@ -220,7 +220,7 @@ def search(
 def rename(
     name: Name,
     new: Annotated[str, typer.Argument(metavar="NEW", help="The new name.")],
-    owner: Owner = OWNER,
+    owner: Owner = LOCAL_OWNER,
     as_json: Json = False,
 ) -> None:
     """Rename a session, also while it is in use.
@@ -248,7 +248,7 @@ def fork(
         int | None,
         typer.Option(min=0, help="Copy up to this question and its reply. [default: all]"),
     ] = None,
-    owner: Owner = OWNER,
+    owner: Owner = LOCAL_OWNER,
     as_json: Json = False,
 ) -> None:
     """Copy the conversation of a session to a new one, which shares its KV cache.
@@ -277,7 +277,7 @@ def fork(
 def pin(
     names: Annotated[list[str], typer.Argument(metavar="NAME", help="Names of the sessions.")],
     off: Annotated[bool, typer.Option("--off", help="Unpin the sessions.")] = False,
-    owner: Owner = OWNER,
+    owner: Owner = LOCAL_OWNER,
     as_json: Json = False,
 ) -> None:
     """Pin sessions: their KV cache is evicted after that of all others.
@@ -309,7 +309,7 @@ def export(
         bool, typer.Option("--pages", help="Include the KV cache that is on disk.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
-    owner: Owner = OWNER,
+    owner: Owner = LOCAL_OWNER,
     as_json: Json = False,
 ) -> None:
     """Write a session with all its branches to a zip that `lmchat sessions import` reads.
@@ -362,7 +362,7 @@ def import_(
             "--no-pages", help="Leave out the KV cache; it is computed again when needed."
         ),
     ] = False,
-    owner: Owner = OWNER,
+    owner: Owner = LOCAL_OWNER,
     as_json: Json = False,
 ) -> None:
     """Read a session from a zip, as a new session. The whole file is verified first.
@@ -409,7 +409,7 @@ def rm(
         bool, typer.Option("--dry-run", help="Only print what would be deleted.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    owner: Owner = OWNER,
+    owner: Owner = LOCAL_OWNER,
     as_json: Json = False,
 ) -> None:
     """Delete sessions with all their branches, and KV cache that no other session shares.

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from lmchat.store.records import SessionRecord, Summary
     from lmchat.store.sqlite.sqlite_store import SqliteStore
 
-OWNER = "local"
 LEAST_ID = 4  # characters of an id, at least
 _SHOWN = 5  # names in a message
 

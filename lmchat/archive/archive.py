@@ -18,7 +18,7 @@ from lmchat.archive.document import check_vocabulary, from_document, to_document
 from lmchat.archive.pages import ArchivePage, PlaceCheck
 from lmchat.errors import Error, InvalidRequest, with_public
 from lmchat.public_text import public_message
-from lmchat.store.records import SessionRecord
+from lmchat.store.records import LOCAL_OWNER, SessionRecord
 from turbomind.params import wrong
 
 File = str | os.PathLike[str] | IO[bytes]
@@ -85,7 +85,7 @@ def write_archive(
     )
 
 
-def read_archive(file: File, *, owner: str = "local", vocab_size: int | None = None) -> Archive:
+def read_archive(file: File, *, owner: str = LOCAL_OWNER, vocab_size: int | None = None) -> Archive:
     """Reads an archive and verifies structure, limits, digests, the tree, and each page's place.
 
     The pages are read again when they are iterated.

@@ -16,7 +16,7 @@ from lmchat.archive.pages import ArchivePage, page_places
 from lmchat.errors import InvalidRequest
 from lmchat.page_size import PAGE_TOKENS
 from lmchat.store.protocol import Store, check_name, taken
-from lmchat.store.records import Exported, SessionRecord, now
+from lmchat.store.records import LOCAL_OWNER, Exported, SessionRecord, now
 from turbomind.params import wrong
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def import_session(
     page_store: PageStore | None,
     path: str | os.PathLike[str],
     name: str | None = None,
-    owner: str = "local",
+    owner: str = LOCAL_OWNER,
     *,
     salt: str | None = None,
     fingerprint: str | None = None,

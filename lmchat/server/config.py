@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 PORT = 23333
 """Default port, that of LMDeploy's server."""
 
-LOCAL = "local"
-"""The owner of requests without a key, and of the terminal's sessions."""
-
 
 @dataclass(frozen=True)
 class Limits:

@@ -11,6 +11,9 @@ from typing import Any, Literal
 
 from lmchat.store.turns import Turn, TurnTree
 
+LOCAL_OWNER = "local"
+"""Owner of the terminal's sessions, and of requests without a key."""
+
 _LAST_YEAR = datetime.max.year
 _latest = datetime.min.replace(tzinfo=timezone.utc)  # what now() has returned
 _latest_lock = threading.Lock()

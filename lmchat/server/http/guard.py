@@ -20,7 +20,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Match
 from starlette.types import Message, Receive, Scope, Send
 
-from lmchat.server.config import LOCAL, MountedApp, ServerConfig
+from lmchat.server.config import MountedApp, ServerConfig
 from lmchat.server.errors import HttpError, error_response
 from lmchat.server.http.cors import with_origins
 from lmchat.server.http.event_stream import ABORT, Disconnected
@@ -29,6 +29,7 @@ from lmchat.server.http.mounts import MountRoute
 from lmchat.server.http.parameters import NAMING
 from lmchat.server.root_path import PATH, below
 from lmchat.server.state import OWNER, ServerState
+from lmchat.store.records import LOCAL_OWNER
 from turbomind.shown import shown
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
@@ -153,7 +154,7 @@ class Guard:
         if not self._keys:
             _check_origin(headers, self.state.config, allowed=self._origins)
         is_open = not self._keys or scope[PATH] in OPEN_PATHS or _is_about_server(scope)
-        scope[OWNER] = LOCAL if is_open else self._keyed(headers)
+        scope[OWNER] = LOCAL_OWNER if is_open else self._keyed(headers)
 
     def _keyed(self, headers: Headers) -> str:
         owner = self._keys.owner(_key(headers))

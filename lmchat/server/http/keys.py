@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from lmchat.errors import InvalidRequest
-from lmchat.server.config import LOCAL
+from lmchat.store.records import LOCAL_OWNER
 
 VARIABLE = "LMCHAT_API_KEY"
 """Environment variable with one key."""
@@ -35,7 +35,7 @@ def parse_key(text: str, where: str) -> tuple[str, str]:
     """
     name, colon, key = text.partition(":")
     if not colon:
-        name, key = LOCAL, text
+        name, key = LOCAL_OWNER, text
     if not _NAME.fullmatch(name):
         raise InvalidRequest(
             f"{where}: the name before the colon is {name[:64]!r}, expected 1 to 64 of A-Z, a-z, "
