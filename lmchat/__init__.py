@@ -9,7 +9,8 @@ package. `ChatEngine.session()` opens a `Session`, a conversation that is persis
 be undone, edited, forked and resumed after a crash. `Session.send()` returns a `Reply`,
 `Session.stream()` a `ReplyStream`. `ChatEngine.chat()` answers a list of messages without a
 session. `AsyncChatEngine` is the same for asyncio. `connect()` returns an engine behind `lmchat
-serve`, with the same names. All errors derive from `Error`.
+serve`, with the same names; `EngineApi` and `SessionApi` are the types of both. All errors derive
+from `Error`.
 
 The folders, from the lowest layer to the highest:
 
@@ -17,6 +18,7 @@ The folders, from the lowest layer to the highest:
 - `store`: records of sessions, the store on disk (SQLite) and the one in memory.
 - `kv`: which engine handles hold the KV of which branch, and what goes to lower tiers.
 - `generation`: settings, admission to the engine, the reader of its events, replies and streams.
+- `interface`: the names and verbs of engines and sessions, here and behind a server.
 - `sessions`: the verbs of a session, planning and execution of a turn, recovery after a crash.
 - `conversations`: chat without a session, whose replies and KV are kept in memory for a while.
 - `archive`: export and import of sessions as files.
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
     from lmchat.bundled import bundled_model
     from lmchat.client.engine import RemoteEngine, connect
     from lmchat.client.session import RemoteSession
-    from lmchat.engine import ChatEngine, SessionInfo
+    from lmchat.engine import ChatEngine
     from lmchat.errors import (
         Busy,
         ContextFull,
@@ -65,7 +67,9 @@ if TYPE_CHECKING:
     from lmchat.generation.reply_stream import Follower, ReplyStream
     from lmchat.generation.state import State
     from lmchat.generation.ticket import QueueStats
-    from lmchat.sessions.session import Branch, Session
+    from lmchat.interface.engine import EngineApi, SessionInfo
+    from lmchat.interface.session import Branch, SessionApi
+    from lmchat.sessions.session import Session
     from lmchat.store.turns import Timings, Turn, Usage
 
 _MODULES = {
@@ -75,7 +79,7 @@ _MODULES = {
     "lmchat.bundled": ("bundled_model",),
     "lmchat.client.engine": ("RemoteEngine", "connect"),
     "lmchat.client.session": ("RemoteSession",),
-    "lmchat.engine": ("ChatEngine", "SessionInfo"),
+    "lmchat.engine": ("ChatEngine",),
     "lmchat.errors": (
         "Busy",
         "ContextFull",
@@ -93,7 +97,9 @@ _MODULES = {
     "lmchat.generation.parts": ("Delta", "Progress"),
     "lmchat.generation.reply": ("Reply",),
     "lmchat.generation.reply_stream": ("Follower", "ReplyStream"),
-    "lmchat.sessions.session": ("Branch", "Session"),
+    "lmchat.interface.engine": ("EngineApi", "SessionInfo"),
+    "lmchat.interface.session": ("Branch", "SessionApi"),
+    "lmchat.sessions.session": ("Session",),
     "lmchat.generation.state": ("State",),
     "lmchat.generation.ticket": ("QueueStats",),
     "lmchat.store.turns": ("Timings", "Turn", "Usage"),
@@ -110,6 +116,7 @@ __all__ = [
     "ChatEngine",
     "ContextFull",
     "Delta",
+    "EngineApi",
     "EngineClosed",
     "Error",
     "Follower",
@@ -125,6 +132,7 @@ __all__ = [
     "Reply",
     "ReplyStream",
     "Session",
+    "SessionApi",
     "SessionBusy",
     "SessionInfo",
     "State",

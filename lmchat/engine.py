@@ -7,12 +7,10 @@ import functools
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from datetime import datetime  # noqa: F401 - a hint of SessionInfo, which is evaluated here
-from types import TracebackType
-from typing import Any, NoReturn, Protocol
+from dataclasses import fields
+from typing import Any, Protocol
 
-from typing_extensions import Unpack
+from typing_extensions import Unpack, override
 
 from lmchat.bundled import find_model, name_of
 from lmchat.conversations.conversations import Conversations
@@ -28,6 +26,7 @@ from lmchat.generation.scoring import Scoring
 from lmchat.generation.state import State
 from lmchat.generation.ticket import QueueStats
 from lmchat.generation.worker import Worker
+from lmchat.interface.engine import SessionInfo
 from lmchat.kv.lower_tiers import LowerTiers, tier_options
 from lmchat.sessions.model_identity import identity
 from lmchat.sessions.overflow import check_overflow
@@ -60,25 +59,12 @@ from turbomind.shown import shown
 _SWEEP_SECONDS = 5.0  # between two looks for sessions to close
 
 
-@dataclass(frozen=True)
-class SessionInfo(Summary):
-    """One session in a list.
-
-    `state` is its activity in this process; `busy` names another process that generates in it.
-    `turns` counts user turns, `tokens` those of the transcript.
-    """
-
-    state: State = State.CLOSED
-
-
 class _Part(Protocol):
     def close(self) -> object: ...
 
 
 class ChatEngine(StatelessVerbs):
-    """A model and its sessions, for any number of threads.
-
-    A context manager. `close()` stops all generations and stores their tokens.
+    """An `EngineApi` of this process: a model, and the sessions of a data directory.
 
     Args:
         model: a model folder, a GGUF file or a hub name. None, or "memo" if no folder has that
@@ -125,6 +111,7 @@ class ChatEngine(StatelessVerbs):
         check_limits(idle_close, max_open_sessions)
         refuse_unknown("engine option", engine_options, ChatEngineOptions.__annotations__)
         self._max_queue, self._max_wait = max_queue, float(max_wait)
+        super().__init__()
         watch(self)
         with explain_limits("the engine"):
             opened, folder, self._owns_store = open_store(store)
@@ -215,12 +202,13 @@ class ChatEngine(StatelessVerbs):
 
     # --- sessions --------------------------------------------------------------------------------
 
+    @override
     def session(
         self,
         name: str | None = None,
         *,
         system: str | None = None,
-        owner: str = "local",
+        owner: str | None = None,
         history: str | None = None,
         settings: Mapping[str, Any] | None = None,
         template_variables: Mapping[str, Any] | None = None,
@@ -228,29 +216,7 @@ class ChatEngine(StatelessVerbs):
         tags: Iterable[str] | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> Session:
-        """Opens the owner's session `name`, or creates it.
-
-        An existing session takes the arguments that are given, except `system`:
-        `Session.set_system()` changes that.
-
-        Args:
-            name: the name; None: a new session with a generated name.
-            system: the system prompt of a new session.
-            owner: the owner. Pages are shared only within an owner.
-            history: the rule for earlier turns that the template would change, "append" or
-                "template"; None: `template_info.default_history`.
-            settings: generation settings for all turns.
-            template_variables: variables that the template gets beside the messages.
-            overflow: "refuse" or "drop" if a turn does not fit the context, see
-                `Session.set_overflow()`. Default of a new session: "refuse".
-            tags: the tags.
-            metadata: texts by key, see `Session.set_metadata()`.
-
-        Raises:
-            InvalidRequest: an argument is out of range, or `system` differs from that of an
-                existing session.
-        """
-        check_text("owner", owner)
+        owner = self._owner_of(owner)
         if name is not None:
             check_name(name)
         if system is not None:
@@ -286,47 +252,40 @@ class ChatEngine(StatelessVerbs):
         if system is not None and system != found.system:
             expected = f"None or that of the session {name!r}; set_system() changes it"
             raise wrong("system", system, expected)
-        if any(found.settings.get(k) != v for k, v in given.items()):
-            found.set(**given)
-        if any(found.template_variables.get(k) != v for k, v in variables.items()):
-            found.set_variables(**variables)
-        if history is not None and history != found.history:
-            found.set_history(history)
-        if overflow is not None and overflow != found.overflow:
-            found.set_overflow(overflow)
-        if labels is not None and labels != found.tags:
-            found.set_tags(labels)
-        if metadata is not None and metadata != found.metadata:
-            found.set_metadata(metadata)
+        kept, had = found.settings, found.template_variables
+        changes = {
+            "settings": {k: v for k, v in given.items() if kept.get(k) != v} or None,
+            "template_variables": {k: v for k, v in variables.items() if had.get(k) != v} or None,
+            "history": history,
+            "overflow": overflow,
+            "tags": labels,
+            "metadata": metadata,
+        }
+        wanted = {k: v for k, v in changes.items() if v not in (None, getattr(found, k))}
+        if wanted:
+            found._update(wanted)
         return found
 
-    def session_by_name(self, name: str, *, owner: str = "local") -> Session:
-        """Opens the owner's session of this name, and creates none.
-
-        Raises:
-            NotFound: the owner has no such session.
-        """
+    @override
+    def session_by_name(self, name: str, *, owner: str | None = None) -> Session:
         check_name(name)
-        check_text("owner", owner)
+        owner = self._owner_of(owner)
         found = self._runtime.worker.call(lambda: self._registry.find(owner, name))
         if found is None:
             raise NotFound(f"no session {shown(name)}")
         return found
 
-    def session_by_id(self, session_id: str, *, owner: str = "local") -> Session:
-        """Opens the owner's session of this id.
-
-        Raises:
-            NotFound: the owner has no such session.
-        """
+    @override
+    def session_by_id(self, session_id: str, *, owner: str | None = None) -> Session:
         check_text("session_id", session_id)
-        check_text("owner", owner)
+        owner = self._owner_of(owner)
         registry = self._registry
         found = self._runtime.worker.call(lambda: registry.find_by_id(owner, session_id))
         if found is None:
             raise NotFound(f"no session of the id {shown(session_id)}")
         return found
 
+    @override
     def sessions(
         self,
         owner: str | None = None,
@@ -337,24 +296,6 @@ class ChatEngine(StatelessVerbs):
         limit: int | None = None,
         after: str | None = None,
     ) -> list[SessionInfo]:
-        """Lists the sessions, all or an owner's, without reading their turns.
-
-        The last used comes first; with `search`, the best match.
-
-        Args:
-            owner: None: all owners.
-            search: words of messages, titles and names; a word that ends with `*` is a prefix.
-            tag: only sessions with this tag.
-            hidden: whether the list has sessions with the tag "responses", which the server's
-                Responses API made. With `tag` it has them in any case.
-            limit: most entries; None: all.
-            after: id of the last session of the page before, for lists in pages. A session that is
-                used between two pages moves to the front, so the next page lacks it. All others
-                stay in their order; if it is `after` itself, they come again.
-
-        Raises:
-            NotFound: there is no session of the id `after`, or a search does not find it.
-        """
         given = (("owner", owner), ("search", search), ("tag", tag), ("after", after))
         for what, text in given:
             if text is not None:
@@ -376,17 +317,16 @@ class ChatEngine(StatelessVerbs):
             for summary in found
         ]
 
-    def count_sessions(self, owner: str) -> int:
-        """Returns the number of an owner's sessions, those of the Responses API included."""
-        check_text("owner", owner)
-        return self._runtime.store.count(owner)
+    @override
+    def count_sessions(self, owner: str | None = None) -> int:
+        return self._runtime.store.count(self._owner_of(owner))
 
+    @override
     def residences(self, sessions: Iterable[Session]) -> list[Residence]:
-        """Returns `Session.residence` of many sessions with one request to the engine."""
         return [one.residence for one in self.forecasts(sessions, 1)]
 
+    @override
     def predicted_ttfts(self, sessions: Iterable[Session], new_tokens: int = 32) -> list[float]:
-        """Returns `Session.predicted_ttft()` of many sessions with one request to the engine."""
         return [one.ttft for one in self.forecasts(sessions, new_tokens)]
 
     def forecasts(self, sessions: Iterable[Session], new_tokens: int = 32) -> list[Forecast]:
@@ -406,39 +346,23 @@ class ChatEngine(StatelessVerbs):
         made = iter(self.core.forecasts([one for one in known if one is not None], new_tokens))
         return [Forecast(Residence(0, 0, 0), 0.0) if one is None else next(made) for one in known]
 
-    def delete(self, name: str, owner: str = "local") -> None:
-        """Stops and deletes a session, and frees pages on disk that no other session of its owner
-        has.
+    @override
+    def delete(self, name: str, owner: str | None = None) -> None:
+        self._registry.delete(self._owner_of(owner), name)
 
-        Raises:
-            NotFound: the owner has no such session.
-        """
-        self._registry.delete(owner, name)
-
+    @override
     def import_(
         self,
         path: str | os.PathLike[str],
         name: str | None = None,
         *,
-        owner: str = "local",
+        owner: str | None = None,
         pages: bool = True,
         notify: Callable[[str], None] | None = None,
     ) -> Session:
-        """Imports a session that `Session.export()` wrote, with its KV if the file has it.
-
-        Args:
-            path: the file.
-            name: name of the new session; None: the name it had.
-            owner: owner of the new session.
-            pages: whether KV in the file is used. Nothing can prove that it belongs to the tokens.
-            notify: called with a sentence about each thing that is left out.
-
-        Raises:
-            InvalidRequest: the file is not valid, or the name is taken.
-        """
         from lmchat.archive import import_session
 
-        check_text("owner", owner)
+        owner = self._owner_of(owner)
         self._check_open()
         runtime = self._runtime
         with runtime.pages.stored(pages) as stored:
@@ -458,55 +382,56 @@ class ChatEngine(StatelessVerbs):
     # --- properties ------------------------------------------------------------------------------
 
     @property
+    @override
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
         return self._runtime.tokenizer
 
     @property
+    @override
     def template_info(self) -> TemplateInfo:
-        """Kind of the model's chat template, and the rules that follow from it."""
         return self._runtime.builder.info
 
     @property
+    @override
     def model_settings(self) -> dict[str, Any]:
-        """Generation settings of the model's own configuration."""
         return dict(self._runtime.model_settings)
 
     @property
+    @override
     def model(self) -> str:
-        """Name of the model in lists of sessions: a folder's path, a hub name, or "memo"."""
         return self._runtime.identity.model
 
     @property
+    @override
     def info(self) -> ModelInfo:
         """Properties of the model."""
         return self.core.info
 
     @property
+    @override
     def device(self) -> str:
-        """Device that computes: "cpu", "cuda:0", or "cuda:0,1" for the GPU of each rank."""
         return self.core.device
 
     @property
+    @override
     def threads(self) -> int:
-        """Number of threads that compute on the CPU."""
         return self.core.threads
 
     @property
+    @override
     def max_context(self) -> int:
-        """Largest length of a conversation, in tokens."""
         return self.core.max_context
 
     @property
+    @override
     def waiting(self) -> int:
-        """Number of requests that wait for a slot of the batch."""
         return self._runtime.admission.waiting
 
+    @override
     def queue_stats(self) -> QueueStats:
-        """Returns the counters of the queue before the engine. Never waits for the engine."""
         return self._runtime.admission.stats()
 
-    def check_capacity(self, owner: str = "local", *, live: bool = False) -> None:
+    def check_capacity(self, owner: str | None = None, *, live: bool = False) -> None:
         """Raises Overloaded at once if a request of the owner would be refused now.
 
         It never waits for the engine or the store, so an event loop may call it. A later request
@@ -520,12 +445,12 @@ class ChatEngine(StatelessVerbs):
         Raises:
             Overloaded: `retry_after` has the predicted seconds until a retry can succeed.
         """
-        check_text("owner", owner)
+        owner = self._owner_of(owner)
         self._check_open()
         self._runtime.admission.check(owner, live=live)
 
+    @override
     def session_states(self) -> dict[State, int]:
-        """Returns the number of open sessions in each state. Never waits."""
         return self._registry.count()
 
     def observe(self, observer: Observer) -> Callable[[], None]:
@@ -534,14 +459,15 @@ class ChatEngine(StatelessVerbs):
         observers.append(observer)
         return lambda: observers.remove(observer) if observer in observers else None
 
+    @override
     def stats(self) -> Stats:
-        """Returns the engine's counters."""
         return self.core.stats()
 
     def profile(self, on: bool = True) -> None:
         """Starts the profiler of `stats().ops` with an empty table, or stops it."""
         self.core.profile(on)
 
+    @override
     def close(self) -> None:
         """Stops all generations, commits their tokens, and ends the threads. Idempotent.
 
@@ -580,20 +506,6 @@ class ChatEngine(StatelessVerbs):
     def _check_open(self) -> None:
         if self._is_closed:
             raise EngineClosed("the chat engine has been closed")
-
-    def __enter__(self) -> ChatEngine:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a ChatEngine cannot be copied or pickled: it owns threads and memory")
 
 
 def _close_all(parts: Sequence[_Part], worker: Worker) -> None:

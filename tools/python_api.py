@@ -48,6 +48,8 @@ def _entry(name: str, value: Any) -> str:
         lines.append(f"```python\n{name.rpartition('.')[2]}{_signature(value)}\n```\n")
     lines.append(_text(value) + "\n")
     if inspect.isclass(value):
+        if bases := [base.__name__ for base in value.__mro__[1:] if _has_entry(base)]:
+            lines.append(f"It has all that `{bases[0]}` has, and what is listed here.\n")
         lines += [_member(key, item) for key, item in _members(value)] + [""]
     return "\n".join(lines)
 
@@ -74,8 +76,10 @@ def _cell(text: str) -> str:
 
 def _members(kind: type) -> list[tuple[str, Any]]:
     """Returns public methods and properties that the class, or bases of it without an entry of
-    their own, define, in source order."""
+    their own, define, in source order; without those that a base with an entry describes."""
     kinds = [kind, *(base for base in kind.__mro__[1:] if _is_part(base))]
+    known = [base for base in kind.__mro__[1:] if _has_entry(base)]
+    kinds = [one for one in kinds if not any(issubclass(base, one) for base in known)]
     found: dict[str, Any] = {}
     for one in reversed(kinds):
         found |= vars(one)
@@ -84,13 +88,23 @@ def _members(kind: type) -> list[tuple[str, Any]]:
         for key, item in found.items()
         if not key.startswith("_")
         and (inspect.isfunction(item) or isinstance(item, property | staticmethod | classmethod))
+        and not (_text(item) == "" and any(hasattr(base, key) for base in known))
     ]
+
+
+def _has_entry(base: type) -> bool:
+    """Returns whether a base is one of ours that users see."""
+    return _is_ours(base) and not _is_part(base)
+
+
+def _is_ours(base: type) -> bool:
+    return base.__module__.partition(".")[0] in _PACKAGES
 
 
 def _is_part(base: type) -> bool:
     """Returns whether a base is one of ours that no user sees."""
-    ours = base.__module__.partition(".")[0] in _PACKAGES
-    return ours and not any(base.__name__ in sys.modules[name].__all__ for name in _PACKAGES)
+    hidden = not any(base.__name__ in sys.modules[name].__all__ for name in _PACKAGES)
+    return _is_ours(base) and hidden
 
 
 def _member(name: str, item: Any) -> str:

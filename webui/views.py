@@ -10,10 +10,10 @@ from datetime import datetime
 from typing import Any
 
 from lmchat.aio.session import AsyncSession
-from lmchat.engine import SessionInfo
 from lmchat.figures import duration, latency, usage_parts
 from lmchat.generation.parts import Delta, Progress
 from lmchat.generation.state import State
+from lmchat.interface.engine import SessionInfo
 from lmchat.public_text import public_model
 from lmchat.store.turns import Turn
 

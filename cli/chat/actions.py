@@ -30,12 +30,12 @@ _NAME_AND_NUMBER = re.compile(r"(.+)\s+(\d+)$", re.DOTALL)
 _NUMBER_AND_TEXT = re.compile(r"(\d+)(?:\s+(.*))?$", re.DOTALL)
 
 
-def users(session: lmchat.Session) -> list[lmchat.Turn]:
+def users(session: lmchat.SessionApi) -> list[lmchat.Turn]:
     """Returns the questions of the conversation; users count them from 1."""
     return [turn for turn in session.turns if turn.role == "user"]
 
 
-def question_index(session: lmchat.Session, text: str, more: int = 0) -> int:
+def question_index(session: lmchat.SessionApi, text: str, more: int = 0) -> int:
     """Returns the index, from 0, of a question that the user names by its number.
 
     Args:
@@ -54,7 +54,7 @@ def question_index(session: lmchat.Session, text: str, more: int = 0) -> int:
     return int(text) - 1
 
 
-def last_chaty(session: lmchat.Session) -> lmchat.Turn | None:
+def last_chaty(session: lmchat.SessionApi) -> lmchat.Turn | None:
     """Returns the reply at the end of the conversation; None if there is none."""
     turns = session.turns
     return turns[-1] if turns and turns[-1].role == "assistant" else None
@@ -145,7 +145,7 @@ def retry(chat: ChatContext, _argument: str) -> None:
     if before is None:
         _nothing_to(chat, "retry")
         return
-    chat.answer(lambda: session.retry(stream=True), again="/retry")
+    chat.answer(lambda: session.stream_retry(), again="/retry")
     again = session.turns[-1]
     if again.id == before.id:  # stopped before its first token
         return
@@ -178,7 +178,7 @@ def edit(chat: ChatContext, argument: str) -> None:
     if not new.strip() or new == old:
         raise InvalidRequest("the question is unchanged or empty; /retry answers it again")
     asks = f"/edit {index + 1} {quote(new)}"
-    chat.answer(lambda: session.edit(index, new, stream=True), again=asks)
+    chat.answer(lambda: session.stream_edit(index, new), again=asks)
 
 
 def edit_reply(chat: ChatContext, argument: str) -> None:
@@ -216,7 +216,7 @@ def continue_(chat: ChatContext, _argument: str) -> None:
     if before.finish_reason == "stop":
         chat.screen.note("The reply was complete; there is nothing to continue.")
         return
-    chat.answer(lambda: chat.session.continue_(stream=True), before.text)
+    chat.answer(lambda: chat.session.stream_continue(), before.text)
 
 
 def fork(chat: ChatContext, argument: str) -> None:

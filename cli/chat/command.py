@@ -265,7 +265,7 @@ class _Start:
     asked: dict[str, Any]
     think: bool | None
     server: Server | None = None
-    remote: lmchat.ChatEngine | None = None
+    remote: lmchat.EngineApi | None = None
     patience: Patience = field(default_factory=Patience)
 
     @property
@@ -276,7 +276,7 @@ class _Start:
         model = find_model(self.model)
         return Path(model).resolve().name if Path(model).exists() else os.fspath(model)
 
-    def engine(self) -> lmchat.ChatEngine:
+    def engine(self) -> lmchat.EngineApi:
         """Opens the engine. Errors of `ChatEngine` also name an alternative."""
         if self.remote is not None:
             return self.remote
@@ -296,14 +296,14 @@ class _Start:
             ) from error
 
     @contextlib.contextmanager
-    def opened(self, engine: lmchat.ChatEngine) -> Iterator[lmchat.ChatEngine]:
+    def opened(self, engine: lmchat.EngineApi) -> Iterator[lmchat.EngineApi]:
         """A context that closes the engine at its end. A server is not waited for without limit."""
         try:
             yield engine
         finally:
             self.patience.leave(engine.close)
 
-    def session(self, opened: lmchat.ChatEngine) -> lmchat.Session:
+    def session(self, opened: lmchat.EngineApi) -> lmchat.SessionApi:
         """Opens the session. Errors of `ChatEngine.session()` also name an alternative."""
         variables = None if self.think is None else thinking_variables(opened, self.think)
         with store_hints() if self.remote is None else contextlib.nullcontext():

@@ -25,8 +25,8 @@ class Leave(Exception):
 class ChatContext(Protocol):
     """The parts of a running chat that slash commands and views use. `Repl` implements it."""
 
-    engine: lmchat.ChatEngine
-    session: lmchat.Session
+    engine: lmchat.EngineApi
+    session: lmchat.SessionApi
     """The current session."""
     screen: Screen
     interrupts: Interrupts
@@ -36,7 +36,7 @@ class ChatContext(Protocol):
     """Nothing of this chat is stored."""
     server: Server | None
     """The server of the engine; None: the engine is of this process."""
-    used: list[lmchat.Session]
+    used: list[lmchat.SessionApi]
     """Sessions that were current in this chat, the current one last."""
     show_reasoning: bool
     next_text: str
@@ -44,7 +44,7 @@ class ChatContext(Protocol):
     files: list[MessageFile]
     """Files that the next message carries."""
 
-    def go(self, session: lmchat.Session, *, begun: bool = False) -> None:
+    def go(self, session: lmchat.SessionApi, *, begun: bool = False) -> None:
         """Makes `session` the current one. `begun`: this chat created it under a default name."""
 
     def forget(self, name: str) -> None:

@@ -93,7 +93,7 @@ class Unstored:
 
     name = ""
 
-    def __init__(self, engine: lmchat.ChatEngine, system: str | None) -> None:
+    def __init__(self, engine: lmchat.EngineApi, system: str | None) -> None:
         self._engine = engine
         self._before = [] if system is None else [{"role": "system", "content": system}]
         self._stream: ReplyStream | None = None
@@ -108,9 +108,8 @@ class Unstored:
         self, text: str, *, template_variables: Mapping[str, Any] | None, **settings: Any
     ) -> ReplyStream:
         """Asks the question and returns the stream of its answer."""
-        self._stream = self._engine.chat(
+        self._stream = self._engine.stream_chat(
             [*self._before, {"role": "user", "content": text}],
-            stream=True,
             template_variables=template_variables,
             **settings,
         )
@@ -122,8 +121,8 @@ class Unstored:
 
 
 def run(
-    engine: lmchat.ChatEngine,
-    session: lmchat.Session | Unstored,
+    engine: lmchat.EngineApi,
+    session: lmchat.SessionApi | Unstored,
     prompt: str,
     *,
     settings: Mapping[str, Any] | None = None,
@@ -188,7 +187,7 @@ def run(
     return {"error": FAILED, "cancelled": INTERRUPTED}.get(reply.finish_reason, 0)
 
 
-def json_object(engine: lmchat.ChatEngine, session: str | None, reply: Reply) -> dict[str, Any]:
+def json_object(engine: lmchat.EngineApi, session: str | None, reply: Reply) -> dict[str, Any]:
     """Returns a reply as `--json` prints it; the names are those of the Python API.
 
     Args:

@@ -6,7 +6,7 @@ import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from lmchat.errors import Error, InvalidRequest, NotFound
 from lmchat.store.protocol import check_name
@@ -65,15 +65,15 @@ class Server:
             raise InvalidRequest(f"--url and {NO_STORE} are given: the server stores its sessions")
         return cls(url, api_key or _key_of(os.environ.get(KEY_VARIABLE, "")))
 
-    def connect(self) -> lmchat.ChatEngine:
-        """Returns the server's engine, which has all names of `ChatEngine` that a chat uses.
+    def connect(self) -> lmchat.EngineApi:
+        """Returns the server's engine.
 
         Raises:
             Unreachable: The server does not answer.
         """
         import lmchat
 
-        return cast("lmchat.ChatEngine", lmchat.connect(self.url, self.api_key))
+        return lmchat.connect(self.url, self.api_key)
 
     def command(self, session: str) -> str:
         """Returns the command line that continues a session."""
@@ -86,7 +86,7 @@ def _key_of(text: str) -> str | None:
     return (key if colon else name) or None
 
 
-def choose_remote(engine: lmchat.ChatEngine, name: str | None, latest: bool) -> Choice:
+def choose_remote(engine: lmchat.EngineApi, name: str | None, latest: bool) -> Choice:
     """Chooses the session of a server for the options of the command line.
 
     Args:
@@ -110,14 +110,14 @@ def choose_remote(engine: lmchat.ChatEngine, name: str | None, latest: bool) -> 
     return Choice(None, note="there is no session to continue: a new one starts")
 
 
-def _named(engine: lmchat.ChatEngine, name: str) -> Choice:
+def _named(engine: lmchat.EngineApi, name: str) -> Choice:
     try:
         return existing(engine.session_by_name(name))
     except NotFound:
         return Choice(None, name)
 
 
-def _has_something(engine: lmchat.ChatEngine, name: str) -> bool:
+def _has_something(engine: lmchat.EngineApi, name: str) -> bool:
     """Returns whether the session has any question, also one on an inactive branch."""
     try:
         session = engine.session_by_name(name)

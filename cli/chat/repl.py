@@ -69,8 +69,8 @@ class Repl:
 
     def __init__(
         self,
-        engine: lmchat.ChatEngine,
-        session: lmchat.Session,
+        engine: lmchat.EngineApi,
+        session: lmchat.SessionApi,
         *,
         name: str,
         about: str | None = None,
@@ -94,7 +94,7 @@ class Repl:
         self.interrupts = Interrupts()
         self._is_plain = self.screen.plain or not to_stdout
         self.used = [session]  # in this chat, the current one last
-        self._begun: list[lmchat.Session] = []  # created by this chat under default names
+        self._begun: list[lmchat.SessionApi] = []  # created by this chat under default names
         self._known: set[tuple[str, str]] = set()  # (role, text) of the turns seen so far
         self._place: list[tuple[int, str]] = []  # (id, text) of the conversation as last shown
         self._input = LineInput(
@@ -147,7 +147,7 @@ class Repl:
                 drop_output()
                 return CLOSED_PIPE
 
-    def go(self, session: lmchat.Session, *, begun: bool = False) -> None:
+    def go(self, session: lmchat.SessionApi, *, begun: bool = False) -> None:
         """Implements `ChatContext.go`."""
         self.used = [s for s in self.used if s.name != session.name] + [session]
         self._begun += [session] if begun else []
@@ -391,12 +391,12 @@ class Repl:
             self.screen.note(f"{count} came from elsewhere{before}; /show all lists them")
 
 
-def _prefetch(session: lmchat.Session) -> None:
+def _prefetch(session: lmchat.SessionApi) -> None:
     with contextlib.suppress(Exception):  # the turn itself raises any error
         session.warm()
 
 
-def _stop(session: lmchat.Session, over: threading.Event) -> None:
+def _stop(session: lmchat.SessionApi, over: threading.Event) -> None:
     """Stops the session's reply, also one that has not started yet."""
     while not over.is_set():
         with contextlib.suppress(Error):  # the reply itself reports a server that is gone

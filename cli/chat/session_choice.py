@@ -148,7 +148,7 @@ def last_used(store: Store, model: str | None) -> Choice:
     return replace(named(store, model, last.name), note=note)
 
 
-def existing(session: lmchat.Session) -> Choice:
+def existing(session: lmchat.SessionApi) -> Choice:
     """Returns the choice of an open session, whatever its model was."""
     return Choice(
         None,
@@ -263,7 +263,7 @@ def _has_something(store: Store, one: Summary) -> bool:
     return record is not None and (len(record.tree) > 1 or bool(record.unanswered))
 
 
-def drop_if_empty(session: lmchat.Session) -> None:
+def drop_if_empty(session: lmchat.SessionApi) -> None:
     """Deletes a session under a default name that has no question, title, tag or pin."""
     with contextlib.suppress(Error):
         if session.state is State.IDLE:

@@ -55,7 +55,7 @@ def parse_pairs(pairs: Iterable[str]) -> dict[str, Any]:
     return found
 
 
-def thinking_variables(engine: lmchat.ChatEngine, on: bool) -> dict[str, Any]:
+def thinking_variables(engine: lmchat.EngineApi, on: bool) -> dict[str, Any]:
     """Returns the template variables that switch reasoning on or off.
 
     Raises:

@@ -108,7 +108,7 @@ def _busy(chat: ChatContext) -> None:
             chat.screen.note(f"{clean(info.busy)} is generating in this session now")
 
 
-def kv_place(session: lmchat.Session) -> str:
+def kv_place(session: lmchat.SessionApi) -> str:
     """Returns where the KV cache of a session is, the fastest tier first."""
     found, length = session.residence, session.length
     if not length:

@@ -38,7 +38,7 @@ class Conversation:
     dropped: Sequence[lmchat.Turn]
 
     @classmethod
-    def of_session(cls, session: lmchat.Session) -> Conversation:
+    def of_session(cls, session: lmchat.SessionApi) -> Conversation:
         """Returns the conversation of an open session."""
         return cls(
             session.name,
@@ -68,7 +68,7 @@ class Conversation:
 
 
 def write(
-    session: lmchat.Session,
+    session: lmchat.SessionApi,
     path: str,
     *,
     force: bool = False,

@@ -6,32 +6,28 @@ import asyncio
 import contextlib
 import functools
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import (
-    Any,
-    Literal,
-    overload,
-)
+from typing import Any
 
 from typing_extensions import Unpack
 
-from lmchat.aio.session import AsyncSession
-from lmchat.aio.stream import AsyncReplyStream, answer
-from lmchat.aio.threads import READY, Threads, in_thread
+from lmchat.aio.session import AsyncSession, opening
+from lmchat.aio.stream import AsyncReplyStream
+from lmchat.aio.threads import READY, Threads, in_thread, same
 from lmchat.engine import ChatEngine
 from lmchat.errors import EngineClosed
 from lmchat.forks import watch
 from lmchat.generation.admission import MAX_QUEUE, MAX_WAIT
 from lmchat.generation.generation import Reply
+from lmchat.generation.observer import Observer
 from lmchat.generation.scoring import Scoring
 from lmchat.generation.settings import StatelessSettings
+from lmchat.generation.state import State
 from lmchat.generation.ticket import QueueStats
 from lmchat.sessions.registry import IDLE_CLOSE, MAX_OPEN
 from lmchat.store.protocol import Store
-from lmchat.text.template_class import TemplateInfo
-from lmchat.text.tokenizer import Tokenizer
-from turbomind import Forecast, ModelInfo, Residence
+from turbomind import Forecast, Residence
 from turbomind.config.engine_options import ChatEngineOptions
 
 
@@ -88,7 +84,32 @@ class AsyncChatEngine:
             raise EngineClosed("the engine is not started: use `async with` or `await start()`")
         return self._engine
 
-    def check_capacity(self, owner: str = "local", *, live: bool = False) -> None:
+    session = opening(ChatEngine.session)
+    session_by_name = opening(ChatEngine.session_by_name)
+    session_by_id = opening(ChatEngine.session_by_id)
+    import_ = opening(ChatEngine.import_)
+    sessions = in_thread(ChatEngine.sessions)
+    count_sessions = in_thread(ChatEngine.count_sessions)
+    delete = in_thread(ChatEngine.delete)
+
+    start_chat = in_thread(ChatEngine.start_chat)
+    start_generate = in_thread(ChatEngine.start_generate)
+    start_score = in_thread(ChatEngine.start_score)
+    chat_token_ids = in_thread(ChatEngine.chat_token_ids)
+    stats = in_thread(ChatEngine.stats)
+    profile = in_thread(ChatEngine.profile)
+
+    tokenizer = same(ChatEngine.tokenizer)
+    template_info = same(ChatEngine.template_info)
+    model_settings = same(ChatEngine.model_settings)
+    model = same(ChatEngine.model)
+    info = same(ChatEngine.info)
+    device = same(ChatEngine.device)
+    threads = same(ChatEngine.threads)
+    max_context = same(ChatEngine.max_context)
+    waiting = same(ChatEngine.waiting)
+
+    def check_capacity(self, owner: str | None = None, *, live: bool = False) -> None:
         """Raises Overloaded at once if a request would be refused now, as
         `ChatEngine.check_capacity()`."""
         self.sync.check_capacity(owner, live=live)
@@ -97,15 +118,13 @@ class AsyncChatEngine:
         """Returns the counters of the queue before the engine."""
         return self.sync.queue_stats()
 
-    async def session(self, name: str | None = None, **options: Any) -> AsyncSession:
-        """Opens a session or creates it, as `ChatEngine.session()`."""
-        session = functools.partial(self.sync.session, name, **options)
-        return AsyncSession(await self._threads.run(session), self._threads)
+    def session_states(self) -> dict[State, int]:
+        """Returns the number of open sessions in each state."""
+        return self.sync.session_states()
 
-    async def session_by_id(self, session_id: str, *, owner: str = "local") -> AsyncSession:
-        """Opens the owner's session of this id, as `ChatEngine.session_by_id()`."""
-        found = await self._threads.run(self.sync.session_by_id, session_id, owner=owner)
-        return AsyncSession(found, self._threads)
+    def observe(self, observer: Observer) -> Callable[[], None]:
+        """Reports all generations to `observer`, as `ChatEngine.observe()`."""
+        return self.sync.observe(observer)
 
     async def residences(self, sessions: Iterable[AsyncSession]) -> list[Residence]:
         """Returns where the KV of many sessions is, as `ChatEngine.residences()`."""
@@ -126,23 +145,11 @@ class AsyncChatEngine:
         given = [one.sync for one in sessions]
         return await self._threads.run(self.sync.forecasts, given, new_tokens)
 
-    sessions = in_thread(ChatEngine.sessions)
-    count_sessions = in_thread(ChatEngine.count_sessions)
-    delete = in_thread(ChatEngine.delete)
-    stats = in_thread(ChatEngine.stats)
-
-    async def import_(
-        self, path: str | os.PathLike[str], name: str | None = None, **options: Any
-    ) -> AsyncSession:
-        """Imports a session, as `ChatEngine.import_()`."""
-        take = functools.partial(self.sync.import_, path, name, **options)
-        return AsyncSession(await self._threads.run(take), self._threads)
-
     async def generate(
         self,
         prompt: str | Iterable[int],
         *,
-        owner: str = "local",
+        owner: str | None = None,
         **settings: Unpack[StatelessSettings],
     ) -> Reply:
         """Continues a text or token ids, as `ChatEngine.generate()`."""
@@ -152,58 +159,42 @@ class AsyncChatEngine:
         self,
         prompt: str | Iterable[int],
         *,
-        owner: str = "local",
+        owner: str | None = None,
         **settings: Unpack[StatelessSettings],
     ) -> AsyncReplyStream:
         """Continues a prompt and returns its stream, as `ChatEngine.stream()`."""
         start = functools.partial(self.sync.start_generate, prompt, owner=owner, **settings)
         return AsyncReplyStream(start, threads=self._threads)
 
-    @overload
     async def chat(
         self,
         messages: Iterable[Mapping[str, Any]],
         *,
-        owner: str = "local",
-        stream: Literal[False] = False,
+        owner: str | None = None,
         template_variables: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
         **settings: Unpack[StatelessSettings],
-    ) -> Reply: ...
-    @overload
-    async def chat(
-        self,
-        messages: Iterable[Mapping[str, Any]],
-        *,
-        owner: str = "local",
-        stream: Literal[True],
-        template_variables: Mapping[str, Any] | None = None,
-        continue_final_message: bool = False,
-        **settings: Unpack[StatelessSettings],
-    ) -> AsyncReplyStream: ...
-    @overload
-    async def chat(
-        self,
-        messages: Iterable[Mapping[str, Any]],
-        *,
-        owner: str = "local",
-        stream: bool,
-        template_variables: Mapping[str, Any] | None = None,
-        continue_final_message: bool = False,
-        **settings: Unpack[StatelessSettings],
-    ) -> Reply | AsyncReplyStream: ...
-    async def chat(
-        self,
-        messages: Iterable[Mapping[str, Any]],
-        *,
-        owner: str = "local",
-        stream: bool = False,
-        template_variables: Mapping[str, Any] | None = None,
-        continue_final_message: bool = False,
-        **settings: Unpack[StatelessSettings],
-    ) -> Reply | AsyncReplyStream:
+    ) -> Reply:
         """Generates a reply to messages, as `ChatEngine.chat()`. Cancelling the await stops the
         generation."""
+        return await self.stream_chat(
+            messages,
+            owner=owner,
+            template_variables=template_variables,
+            continue_final_message=continue_final_message,
+            **settings,
+        ).result()
+
+    def stream_chat(
+        self,
+        messages: Iterable[Mapping[str, Any]],
+        *,
+        owner: str | None = None,
+        template_variables: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+        **settings: Unpack[StatelessSettings],
+    ) -> AsyncReplyStream:
+        """Generates a reply to messages, as `ChatEngine.stream_chat()`."""
         start = functools.partial(
             self.sync.start_chat,
             messages,
@@ -212,11 +203,9 @@ class AsyncChatEngine:
             continue_final_message=continue_final_message,
             **settings,
         )
-        return await answer(start, stream, self._threads)
+        return AsyncReplyStream(start, threads=self._threads)
 
-    chat_token_ids = in_thread(ChatEngine.chat_token_ids)
-
-    async def score(self, prompt: str | Iterable[int], *, owner: str = "local") -> list[float]:
+    async def score(self, prompt: str | Iterable[int], *, owner: str | None = None) -> list[float]:
         """Returns log-probabilities, as `ChatEngine.score()`. Cancelling the await stops it."""
         start = functools.partial(self.sync.start_score, prompt, owner=owner)
         starting = self._threads.start(start)
@@ -238,31 +227,6 @@ class AsyncChatEngine:
             scoring.cancel()
             raise
         return await self._threads.run(scoring.result)
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
-        return self.sync.tokenizer
-
-    @property
-    def template_info(self) -> TemplateInfo:
-        """Kind of the model's chat template."""
-        return self.sync.template_info
-
-    @property
-    def model(self) -> str:
-        """Name of the model in lists of sessions."""
-        return self.sync.model
-
-    @property
-    def info(self) -> ModelInfo:
-        """Properties of the model."""
-        return self.sync.info
-
-    @property
-    def max_context(self) -> int:
-        """Largest length of a conversation, in tokens."""
-        return self.sync.max_context
 
     async def close(self) -> None:
         """Stops all generations and ends the threads, as `ChatEngine.close()`. Idempotent."""

@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+import inspect
+from collections.abc import Callable, Coroutine, Mapping
 from types import TracebackType
-from typing import (
-    Any,
-    Literal,
-    overload,
-)
+from typing import Any, Concatenate, ParamSpec
 
 from typing_extensions import Unpack
 
-from lmchat.aio.stream import AsyncFollower, AsyncReplyStream, answer, end_of
-from lmchat.aio.threads import Threads, in_thread, shared
+from lmchat.aio.stream import AsyncFollower, AsyncReplyStream, end_of
+from lmchat.aio.threads import Threads, in_thread, same, shared
 from lmchat.forks import watch
-from lmchat.generation.generation import Reply
+from lmchat.generation.generation import Generation, Reply
 from lmchat.generation.settings import GenerationSettings
-from lmchat.generation.state import State
-from lmchat.sessions.session import Branch, Session
+from lmchat.interface.session import Branch
+from lmchat.sessions.session import Session
 from lmchat.store.turns import Turn
 from turbomind import Residence
+
+P = ParamSpec("P")
+
+
+def opening(
+    verb: Callable[Concatenate[Any, P], Session],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, AsyncSession]]:
+    """Returns a method of `sync` for asyncio, whose session is one for asyncio too."""
+
+    @functools.wraps(verb)
+    async def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> AsyncSession:
+        threads: Threads = self._threads
+        return AsyncSession(await threads.run(verb, self.sync, *args, **kwargs), threads)
+
+    call.__doc__ = inspect.getdoc(verb)  # which may be that of a base
+    return call
 
 
 class AsyncSession:
@@ -33,37 +46,33 @@ class AsyncSession:
         self.sync = session
         self._threads = threads or shared
 
-    id = property(lambda self: self.sync.id, doc="Id of the session, 32 hexadecimal digits.")
-    name = property(lambda self: self.sync.name, doc="Name of the session.")
-    owner = property(lambda self: self.sync.owner, doc="Owner of the session.")
-    created = property(lambda self: self.sync.created, doc="Time of creation, in UTC.")
-    revision = property(lambda self: self.sync.revision, doc="Rises with every stored change.")
-    pinned = property(lambda self: self.sync.pinned, doc="Whether its pages are retained longer.")
-    tags = property(lambda self: self.sync.tags, doc="Tags.")
-    metadata = property(lambda self: self.sync.metadata, doc="Texts by key, a copy.")
-    overflow = property(lambda self: self.sync.overflow, doc="Policy for a full context.")
-    unanswered = property(
-        lambda self: self.sync.unanswered,
-        doc="Text of a turn whose process ended early.",
-    )
-    notices = property(
-        lambda self: self.sync.notices, doc="Notices that the next reply will start with."
-    )
-    history = property(lambda self: self.sync.history, doc="Rule for earlier turns.")
-    settings = property(lambda self: self.sync.settings, doc="Generation settings.")
-    template_variables = property(
-        lambda self: self.sync.template_variables, doc="Variables that the template gets."
-    )
+    id = same(Session.id)
+    name = same(Session.name)
+    owner = same(Session.owner)
+    created = same(Session.created)
+    revision = same(Session.revision)
+    pinned = same(Session.pinned)
+    tags = same(Session.tags)
+    metadata = same(Session.metadata)
+    overflow = same(Session.overflow)
+    unanswered = same(Session.unanswered)
+    notices = same(Session.notices)
+    history = same(Session.history)
+    settings = same(Session.settings)
+    template_variables = same(Session.template_variables)
+    state = same(Session.state)
+    length = same(Session.length)
+    running = same(Session.running)
+    ending = same(Session.ending)
 
     @property
-    def state(self) -> State:
-        """Current activity."""
-        return self.sync.state
+    def fresh(self) -> bool:
+        """Whether this process created the session."""
+        return self.sync.fresh
 
-    @property
-    def length(self) -> int:
-        """Length of the transcript, in tokens."""
-        return self.sync.length
+    @fresh.setter
+    def fresh(self, fresh: bool) -> None:
+        self.sync.fresh = fresh
 
     async def title(self) -> str:
         """Returns its own title, else the start of the first message."""
@@ -93,48 +102,16 @@ class AsyncSession:
         """Returns the transcript of the current conversation, as token ids."""
         return await self._threads.run(lambda: self.sync.token_ids)
 
-    @overload
     async def send(
         self,
         text: str,
         *,
-        stream: Literal[False] = False,
         template_variables: Mapping[str, Any] | None = None,
         **settings: Unpack[GenerationSettings],
-    ) -> Reply: ...
-    @overload
-    async def send(
-        self,
-        text: str,
-        *,
-        stream: Literal[True],
-        template_variables: Mapping[str, Any] | None = None,
-        **settings: Unpack[GenerationSettings],
-    ) -> AsyncReplyStream: ...
-    @overload
-    async def send(
-        self,
-        text: str,
-        *,
-        stream: bool,
-        template_variables: Mapping[str, Any] | None = None,
-        **settings: Unpack[GenerationSettings],
-    ) -> Reply | AsyncReplyStream: ...
-    async def send(
-        self,
-        text: str,
-        *,
-        stream: bool = False,
-        template_variables: Mapping[str, Any] | None = None,
-        **settings: Unpack[GenerationSettings],
-    ) -> Reply | AsyncReplyStream:
+    ) -> Reply:
         """Generates a reply, as `Session.send()`. Cancelling the await stops the generation and
         commits the tokens that it has produced."""
-        await self._settle()
-        start = functools.partial(
-            self.sync.start_send, text, template_variables=template_variables, **settings
-        )
-        return await answer(start, stream, self._threads)
+        return await self.stream(text, template_variables=template_variables, **settings).result()
 
     def stream(
         self,
@@ -145,74 +122,40 @@ class AsyncSession:
     ) -> AsyncReplyStream:
         """Generates a reply, as `Session.stream()`. The generation begins at the first `await`
         when an earlier one is still ending."""
-        start = functools.partial(
-            self.sync.start_send, text, template_variables=template_variables, **settings
+        return self._streamed(
+            functools.partial(
+                self.sync.start_send, text, template_variables=template_variables, **settings
+            )
         )
-        return AsyncReplyStream(start, self.sync.ending, self._threads)
 
-    @overload
-    async def continue_(
-        self, *, stream: Literal[False] = False, **settings: Unpack[GenerationSettings]
-    ) -> Reply: ...
-    @overload
-    async def continue_(
-        self, *, stream: Literal[True], **settings: Unpack[GenerationSettings]
-    ) -> AsyncReplyStream: ...
-    @overload
-    async def continue_(
-        self, *, stream: bool, **settings: Unpack[GenerationSettings]
-    ) -> Reply | AsyncReplyStream: ...
-    async def continue_(
-        self, *, stream: bool = False, **settings: Unpack[GenerationSettings]
-    ) -> Reply | AsyncReplyStream:
+    async def continue_(self, **settings: Unpack[GenerationSettings]) -> Reply:
         """Extends the last reply in place, as `Session.continue_()`."""
-        await self._settle()
-        return await answer(lambda: self.sync.start_continue(**settings), stream, self._threads)
+        return await self.stream_continue(**settings).result()
 
-    @overload
-    async def retry(
-        self, *, stream: Literal[False] = False, **settings: Unpack[GenerationSettings]
-    ) -> Reply: ...
-    @overload
-    async def retry(
-        self, *, stream: Literal[True], **settings: Unpack[GenerationSettings]
-    ) -> AsyncReplyStream: ...
-    @overload
-    async def retry(
-        self, *, stream: bool, **settings: Unpack[GenerationSettings]
-    ) -> Reply | AsyncReplyStream: ...
-    async def retry(
-        self, *, stream: bool = False, **settings: Unpack[GenerationSettings]
-    ) -> Reply | AsyncReplyStream:
+    def stream_continue(self, **settings: Unpack[GenerationSettings]) -> AsyncReplyStream:
+        """Extends the last reply in place, as `Session.stream_continue()`."""
+        return self._streamed(functools.partial(self.sync.start_continue, **settings))
+
+    async def retry(self, **settings: Unpack[GenerationSettings]) -> Reply:
         """Generates another reply to the last user turn, as `Session.retry()`."""
-        await self._settle()
-        return await answer(lambda: self.sync.start_retry(**settings), stream, self._threads)
+        return await self.stream_retry(**settings).result()
 
-    @overload
-    async def edit(
-        self,
-        turn: int,
-        text: str,
-        *,
-        stream: Literal[False] = False,
-        **settings: Unpack[GenerationSettings],
-    ) -> Reply: ...
-    @overload
-    async def edit(
-        self, turn: int, text: str, *, stream: Literal[True], **settings: Unpack[GenerationSettings]
-    ) -> AsyncReplyStream: ...
-    @overload
-    async def edit(
-        self, turn: int, text: str, *, stream: bool, **settings: Unpack[GenerationSettings]
-    ) -> Reply | AsyncReplyStream: ...
-    async def edit(
-        self, turn: int, text: str, *, stream: bool = False, **settings: Unpack[GenerationSettings]
-    ) -> Reply | AsyncReplyStream:
+    def stream_retry(self, **settings: Unpack[GenerationSettings]) -> AsyncReplyStream:
+        """Generates another reply to the last user turn, as `Session.stream_retry()`."""
+        return self._streamed(functools.partial(self.sync.start_retry, **settings))
+
+    async def edit(self, turn: int, text: str, **settings: Unpack[GenerationSettings]) -> Reply:
         """Generates a reply to `text` in place of a user turn, as `Session.edit()`."""
-        await self._settle()
-        return await answer(
-            lambda: self.sync.start_edit(turn, text, **settings), stream, self._threads
-        )
+        return await self.stream_edit(turn, text, **settings).result()
+
+    def stream_edit(
+        self, turn: int, text: str, **settings: Unpack[GenerationSettings]
+    ) -> AsyncReplyStream:
+        """Generates a reply to `text` in place of a user turn, as `Session.stream_edit()`."""
+        return self._streamed(functools.partial(self.sync.start_edit, turn, text, **settings))
+
+    def _streamed(self, start: Callable[[], Generation]) -> AsyncReplyStream:
+        return AsyncReplyStream(start, self.sync.ending, self._threads)
 
     start_send = in_thread(Session.start_send)
     start_retry = in_thread(Session.start_retry)
@@ -254,18 +197,7 @@ class AsyncSession:
         await self._settle()
         await self._threads.run(self.sync.switch, turn, index)
 
-    async def fork(
-        self,
-        name: str | None = None,
-        at: int | None = None,
-        *,
-        after: int | None = None,
-        tags: Iterable[str] | None = None,
-    ) -> AsyncSession:
-        """Creates a session with the same conversation, as `Session.fork()`."""
-        fork = functools.partial(self.sync.fork, name, at, after=after, tags=tags)
-        return AsyncSession(await self._threads.run(fork), self._threads)
-
+    fork = opening(Session.fork)
     append = in_thread(Session.append)
     edit_reply = in_thread(Session.edit_reply)
     conversation = in_thread(Session.conversation)

@@ -300,6 +300,11 @@ class AsyncFollower:
         """The turns before a running reply, as `Follower.preceding`."""
         return self._follower.preceding
 
+    @property
+    def dropped(self) -> tuple[Turn, ...]:
+        """What was dropped before them, as `Follower.dropped`. Reads the store."""
+        return self._follower.dropped
+
     async def events(self) -> AsyncIterator[Delta | Progress]:
         """Yields all parts: text, reasoning, and the progress of the prompt."""
         while (part := await self._next()) is not None:
@@ -411,11 +416,3 @@ async def end_of(generation: Generation) -> None:
         await wake_up.wait_for(lambda: generation.done)
     finally:
         wake_up.remove()
-
-
-async def answer(
-    start: Callable[[], Generation], stream: bool, threads: Threads
-) -> Reply | AsyncReplyStream:
-    """Starts a generation; returns its stream, else its reply once it has ended."""
-    replies = AsyncReplyStream(start, threads=threads)
-    return replies if stream else await replies.result()

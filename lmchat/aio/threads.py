@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import inspect
 import os
 import threading
 from collections.abc import Callable, Coroutine
@@ -117,4 +118,10 @@ def in_thread(
         threads: Threads = self._threads
         return await threads.run(verb, self.sync, *args, **kwargs)
 
+    call.__doc__ = inspect.getdoc(verb)  # which may be that of a base
     return call
+
+
+def same(source: Any) -> Any:
+    """Returns a property with the value that this property of `sync` has. It must not wait."""
+    return property(lambda self: source.__get__(self.sync), doc=inspect.getdoc(source))

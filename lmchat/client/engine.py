@@ -10,24 +10,21 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, NoReturn, overload
+from typing import Any, NoReturn
 from urllib.parse import quote
 
-from typing_extensions import Unpack
+from typing_extensions import Unpack, override
 
 from lmchat.client.generation import RemoteGeneration
 from lmchat.client.http import Connection
 from lmchat.client.record import DETAILS
 from lmchat.client.session import RemoteSession, plain
 from lmchat.client.values import info_of, known, settings_of, stats_of, template_of
-from lmchat.engine import SessionInfo
 from lmchat.errors import EngineClosed, InvalidRequest, NotFound
-from lmchat.generation.reply import Reply
-from lmchat.generation.reply_stream import ReplyStream
 from lmchat.generation.settings import StatelessSettings
 from lmchat.generation.state import State
 from lmchat.generation.ticket import QueueStats
+from lmchat.interface.engine import EngineApi, SessionInfo
 from lmchat.store.protocol import check_name
 from lmchat.text.template_class import TemplateInfo
 from turbomind import Residence, Stats
@@ -100,18 +97,18 @@ class RemoteTokenizer:
         return self._connection.call("POST", "/v1/engine/texts", {"token_ids": list(ids)})
 
 
-class RemoteEngine:
-    """The engine behind a server, made by `connect()`, for any number of threads.
+class RemoteEngine(EngineApi):
+    """An `EngineApi` behind a server, made by `connect()`.
 
-    It has the names of `ChatEngine`; what these say holds here too. The API key decides the owner:
-    `owner` arguments are None or its name. A context manager; `close()` stops the generations of
-    this client and leaves the server alone.
-
-    The server refuses `profile()`, `observe()`, `check_capacity()`, `forecasts()` and
-    `start_score()`, and has no `core`.
+    `close()` stops the generations of this client and leaves the server alone. The server refuses
+    `profile()`, `observe()`, `check_capacity()`, `forecasts()` and `start_score()`, and has no
+    `core`.
     """
 
+    _owns = "it owns connections"
+
     def __init__(self, url: str, api_key: str | None = None) -> None:
+        super().__init__()
         self._connection = Connection(url, api_key)
         try:
             self._facts = self._connection.call("GET", "/v1/engine")
@@ -131,6 +128,7 @@ class RemoteEngine:
 
     # --- sessions --------------------------------------------------------------------------------
 
+    @override
     def session(
         self,
         name: str | None = None,
@@ -144,7 +142,6 @@ class RemoteEngine:
         tags: Iterable[str] | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> RemoteSession:
-        """Opens the session `name`, or creates it; see `ChatEngine.session()`."""
         self._check_owner(owner)
         body = {
             "name": name,
@@ -159,12 +156,8 @@ class RemoteEngine:
         }
         return self.opened(self._connection.call("POST", "/v1/sessions", body, DETAILS))
 
+    @override
     def session_by_name(self, name: str, *, owner: str | None = None) -> RemoteSession:
-        """Opens the session of this name, and creates none.
-
-        Raises:
-            NotFound: there is none.
-        """
         self._check_owner(owner)
         check_name(name)
         found = self._connection.call("GET", "/v1/sessions", query={"name": name})["data"]
@@ -172,12 +165,8 @@ class RemoteEngine:
             raise NotFound(f"no session {shown(name)}")
         return self.session_by_id(found[0]["id"])
 
+    @override
     def session_by_id(self, session_id: str, *, owner: str | None = None) -> RemoteSession:
-        """Opens the session of this id.
-
-        Raises:
-            NotFound: there is none.
-        """
         self._check_owner(owner)
         path = f"/v1/sessions/{quote(str(session_id), safe='')}"
         return self.opened(self._connection.call("GET", path, query=DETAILS))
@@ -198,6 +187,7 @@ class RemoteEngine:
         with self._lock:
             self._sessions.pop(session.id, None)
 
+    @override
     def sessions(
         self,
         owner: str | None = None,
@@ -208,7 +198,6 @@ class RemoteEngine:
         limit: int | None = None,
         after: str | None = None,
     ) -> list[SessionInfo]:
-        """Lists the sessions of the key's owner; see `ChatEngine.sessions()`."""
         self._check_owner(owner)
         if limit is not None and (
             isinstance(limit, bool) or not isinstance(limit, int) or limit < 0
@@ -234,28 +223,25 @@ class RemoteEngine:
             query = {**query, "after": page["last_id"]}
             left = None if left is None else left - len(page["data"])
 
+    @override
     def count_sessions(self, owner: str | None = None) -> int:
-        """Returns the number of the owner's sessions, those of the Responses API included."""
         return len(self.sessions(owner, hidden=True))
 
+    @override
     def residences(self, sessions: Iterable[RemoteSession]) -> list[Residence]:
-        """Returns `RemoteSession.residence` of many sessions."""
         return [session.residence for session in sessions]
 
+    @override
     def predicted_ttfts(
         self, sessions: Iterable[RemoteSession], new_tokens: int = 32
     ) -> list[float]:
-        """Returns `RemoteSession.predicted_ttft()` of many sessions."""
         return [session.predicted_ttft(new_tokens) for session in sessions]
 
+    @override
     def delete(self, name: str, owner: str | None = None) -> None:
-        """Stops and deletes a session.
-
-        Raises:
-            NotFound: there is none of this name.
-        """
         self.session_by_name(name, owner=owner).delete()
 
+    @override
     def import_(
         self,
         path: str | os.PathLike[str],
@@ -265,10 +251,6 @@ class RemoteEngine:
         pages: bool = True,
         notify: Callable[[str], None] | None = None,
     ) -> RemoteSession:
-        """Imports a session from a file of this machine that `export()` wrote.
-
-        KV in it is used only if the server was started with `--import-pages`.
-        """
         self._check_owner(owner)
         query = {**DETAILS, "pages": "true" if pages else "false"}
         if name is not None:
@@ -292,49 +274,7 @@ class RemoteEngine:
 
     # --- without a session -----------------------------------------------------------------------
 
-    @overload
-    def chat(
-        self,
-        messages: Iterable[Mapping[str, Any]],
-        *,
-        owner: str | None = None,
-        stream: Literal[False] = False,
-        template_variables: Mapping[str, Any] | None = None,
-        continue_final_message: bool = False,
-        **settings: Unpack[StatelessSettings],
-    ) -> Reply: ...
-    @overload
-    def chat(
-        self,
-        messages: Iterable[Mapping[str, Any]],
-        *,
-        owner: str | None = None,
-        stream: Literal[True],
-        template_variables: Mapping[str, Any] | None = None,
-        continue_final_message: bool = False,
-        **settings: Unpack[StatelessSettings],
-    ) -> ReplyStream: ...
-    def chat(
-        self,
-        messages: Iterable[Mapping[str, Any]],
-        *,
-        owner: str | None = None,
-        stream: bool = False,
-        template_variables: Mapping[str, Any] | None = None,
-        continue_final_message: bool = False,
-        **settings: Unpack[StatelessSettings],
-    ) -> Reply | ReplyStream:
-        """Generates a reply to messages, without a session; see `ChatEngine.chat()`."""
-        generation = self.start_chat(
-            messages,
-            owner=owner,
-            template_variables=template_variables,
-            continue_final_message=continue_final_message,
-            **settings,
-        )
-        replies = ReplyStream(generation)
-        return replies if stream else replies.result()
-
+    @override
     def start_chat(
         self,
         messages: Iterable[Mapping[str, Any]],
@@ -344,7 +284,6 @@ class RemoteEngine:
         continue_final_message: bool = False,
         **settings: Unpack[StatelessSettings],
     ) -> RemoteGeneration:
-        """Starts `chat()` and returns its generation without waiting for it."""
         body = {
             "messages": [dict(one) for one in messages],
             "template_variables": template_variables,
@@ -352,26 +291,7 @@ class RemoteEngine:
         }
         return self._start(owner, body, settings)
 
-    def generate(
-        self,
-        prompt: str | Iterable[int],
-        *,
-        owner: str | None = None,
-        **settings: Unpack[StatelessSettings],
-    ) -> Reply:
-        """Continues a text or token ids, without a template and without a session."""
-        return self.stream(prompt, owner=owner, **settings).result()
-
-    def stream(
-        self,
-        prompt: str | Iterable[int],
-        *,
-        owner: str | None = None,
-        **settings: Unpack[StatelessSettings],
-    ) -> ReplyStream:
-        """Continues a prompt as `generate()` does, and returns its stream."""
-        return ReplyStream(self.start_generate(prompt, owner=owner, **settings))
-
+    @override
     def start_generate(
         self,
         prompt: str | Iterable[int],
@@ -379,7 +299,6 @@ class RemoteEngine:
         owner: str | None = None,
         **settings: Unpack[StatelessSettings],
     ) -> RemoteGeneration:
-        """Starts `generate()` and returns its generation without waiting for it."""
         return self._start(owner, {"prompt": _prompt(prompt)}, settings)
 
     def _start(
@@ -389,15 +308,17 @@ class RemoteEngine:
         sent = {**body, "settings": plain(settings), "stream": True, "token_ids": True}
         answer = self._connection.open("POST", "/v1/engine/generate", sent)
         found = RemoteGeneration(self._connection, answer)
+        self._reading.begins(lambda _: found.cancel())
         self._running.add(found)
         return found
 
+    @override
     def score(self, prompt: str | Iterable[int], *, owner: str | None = None) -> list[float]:
-        """Returns the log-probability of each token after the first, given those before it."""
         self._check_owner(owner)
         found = self._connection.call("POST", "/v1/engine/score", {"prompt": _prompt(prompt)})
         return list(found["logprobs"])
 
+    @override
     def chat_token_ids(
         self,
         messages: Iterable[Mapping[str, Any]],
@@ -407,7 +328,6 @@ class RemoteEngine:
         continue_final_message: bool = False,
         add_generation_prompt: bool = True,
     ) -> list[int]:
-        """Returns the prompt of messages as token ids, as `chat()` would compute it now."""
         self._check_owner(owner)
         body = {
             "messages": [dict(one) for one in messages],
@@ -430,58 +350,63 @@ class RemoteEngine:
         return str(self._facts["owner"])
 
     @property
+    @override
     def tokenizer(self) -> RemoteTokenizer:
-        """The model's tokenizer."""
         return self._tokenizer
 
     @property
+    @override
     def model(self) -> str:
-        """Name of the model, without the path of its folder."""
         return str(self._facts["model"])
 
     @property
+    @override
     def device(self) -> str:
         """Device of the server that computes, such as "cpu" or "cuda:0"."""
         return str(self._facts.get("device", UNKNOWN))
 
     @property
+    @override
     def threads(self) -> int | None:
-        """Number of threads that compute on the server's CPU; None: an older server."""
         return self._facts.get("threads")
 
     @property
+    @override
     def max_context(self) -> int:
-        """Largest length of a conversation, in tokens."""
         return int(self._facts["max_context"])
 
     @property
+    @override
     def info(self) -> RemoteInfo:
-        """Properties of the model."""
         return known(RemoteInfo, self._facts)
 
     @property
+    @override
     def template_info(self) -> TemplateInfo:
-        """Kind of the model's chat template, and the rules that follow from it."""
         return template_of(self._facts["template"])
 
     @property
+    @override
     def model_settings(self) -> dict[str, Any]:
-        """Generation settings of the model's own configuration."""
         return settings_of(self._facts["model_settings"])
 
     @property
+    @override
     def waiting(self) -> int:
         """Number of requests of all clients that wait for a slot of the batch."""
         return self.queue_stats().waiting
 
+    @override
     def stats(self) -> Stats:
         """Returns the engine's counters, of all clients."""
         return stats_of(self._stats()["engine"])
 
+    @override
     def queue_stats(self) -> QueueStats:
         """Returns the counters of the queue before the engine, of all clients."""
         return known(QueueStats, self._stats()["queue"])
 
+    @override
     def session_states(self) -> dict[State, int]:
         """Returns the number of open sessions in each state, of all clients."""
         return {State(name): count for name, count in self._stats()["sessions"].items()}
@@ -515,6 +440,7 @@ class RemoteEngine:
         if owner is not None and owner != self.owner:
             raise wrong("owner", owner, f"{self.owner!r}, which the API key names")
 
+    @override
     def close(self) -> None:
         """Stops the generations of this client and closes its connections. Idempotent."""
         self._is_closed = True
@@ -529,20 +455,6 @@ class RemoteEngine:
             with contextlib.suppress(EngineClosed):
                 session.close()
         self._connection.close()
-
-    def __enter__(self) -> RemoteEngine:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a RemoteEngine cannot be copied or pickled: it owns connections")
 
 
 def _prompt(prompt: str | Iterable[int]) -> str | list[int]:

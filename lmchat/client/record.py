@@ -7,16 +7,19 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from typing_extensions import override
+
 from lmchat.client.http import Connection
 from lmchat.client.values import settings_of, turn_of
 from lmchat.errors import NotFound
 from lmchat.generation.state import State
+from lmchat.interface.session import SessionApi
 from lmchat.store.turns import Turn, transcript
 
 DETAILS = {"details": "true"}
 
 
-class RemoteRecord:
+class RemoteRecord(SessionApi):
     """The properties of a session, as the last request of this client left or found it.
 
     `refresh()` reads what others have changed. Any thread may use it.
@@ -27,10 +30,8 @@ class RemoteRecord:
         data: the session as the server sends it, with details.
     """
 
-    fresh = False
-    """Whether this process created the session: the server did."""
-
     def __init__(self, connection: Connection, owner: str, data: Mapping[str, Any]) -> None:
+        super().__init__()
         self._connection, self._owner = connection, owner
         self._lock = threading.Lock()
         self._turns: tuple[Turn, ...] = ()
@@ -78,12 +79,8 @@ class RemoteRecord:
         if self._is_closed:
             raise NotFound(f"session {self.name!r} is closed")
 
+    @override
     def refresh(self) -> None:
-        """Reads changes that others have made.
-
-        Raises:
-            NotFound: the session was deleted.
-        """
         self._check_open()
         headers = {"If-None-Match": f'"{self.revision}"'}
         query = {**DETAILS, "refresh": "true"}
@@ -94,101 +91,91 @@ class RemoteRecord:
     # --- what it is ------------------------------------------------------------------------------
 
     @property
+    @override
     def id(self) -> str:
-        """Id of the session."""
         return str(self._data["id"])
 
     @property
+    @override
     def name(self) -> str:
-        """Name, unique among the sessions of its owner."""
         return str(self._data["name"])
 
     @property
+    @override
     def owner(self) -> str:
-        """The owner that the API key names."""
         return self._owner
 
     @property
+    @override
     def created(self) -> datetime:
-        """Time of creation, in UTC."""
         return datetime.fromisoformat(self._data["created"])
 
-    @property
-    def title(self) -> str:
-        """Title: the one that was set, else the start of the first user message."""
+    @override
+    def _shown_title(self) -> str:
         return str(self._data["title"])
 
-    @title.setter
-    def title(self, title: str) -> None:
-        self._patch(title=title)
-
     @property
+    @override
     def tags(self) -> tuple[str, ...]:
-        """Tags, in the order given."""
         return tuple(self._data["tags"])
 
     @property
+    @override
     def revision(self) -> int:
-        """Number that rises with every stored change of the session."""
         return int(self._data["revision"])
 
     @property
+    @override
     def metadata(self) -> dict[str, str]:
-        """A copy of the metadata."""
         return dict(self._data["metadata"])
 
     @property
+    @override
     def overflow(self) -> str:
-        """Policy for a turn that does not fit the context: "refuse" or "drop"."""
         return str(self._data["overflow"])
 
     @property
+    @override
     def history(self) -> str:
-        """The rule for earlier turns: "append" or "template"."""
         return str(self._data["history"])
 
     @property
+    @override
     def interrupted(self) -> bool:
-        """Whether the server's process ended during the last reply."""
         return bool(self._data["interrupted"])
 
     @property
+    @override
     def unanswered(self) -> str | None:
-        """Text of a turn that was stopped before the first token of its reply, else None."""
         return self._data["unanswered"] or None
 
     @property
+    @override
     def notices(self) -> tuple[str, ...]:
-        """Notices that the next reply will start with."""
         return tuple(self._data["notices"])
 
     @property
+    @override
     def pinned(self) -> bool:
-        """Whether its pages are retained longer than those of other sessions."""
         return bool(self._data["pinned"])
 
     @property
+    @override
     def settings(self) -> dict[str, Any]:
-        """A copy of the session's own generation settings."""
         return settings_of(self._data["settings"])
 
     @property
+    @override
     def template_variables(self) -> dict[str, Any]:
-        """A copy of the variables that the template gets beside the messages."""
         return dict(self._data["template_variables"])
 
     @property
-    def system(self) -> str | None:
-        """System prompt, or None."""
-        first = next(iter(self._turns), None)
-        return first.text if first is not None and first.role == "system" else None
-
-    @property
+    @override
     def turns(self) -> tuple[Turn, ...]:
-        """Turns of the current conversation: the system prompt, if any, then users and replies."""
         return self._turns
 
     @property
+    @override
     def dropped(self) -> tuple[Turn, ...]:
         """Users and replies before `turns` that were dropped from the prompt because the context
         was full, the oldest first. Asks the server where there are any."""
@@ -200,17 +187,18 @@ class RemoteRecord:
         return tuple(turn_of(one) for one in found["dropped"])
 
     @property
+    @override
     def token_ids(self) -> list[int]:
-        """Transcript: all tokens of the current conversation."""
         return transcript(self._turns)
 
     @property
+    @override
     def length(self) -> int:
-        """Length of the transcript, in tokens."""
         turns = self._turns
         return turns[-1].length if turns else 0
 
     @property
+    @override
     def state(self) -> State:
         """Current activity. Asks the server."""
         if self._is_closed:

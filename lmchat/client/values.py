@@ -9,13 +9,13 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from lmchat.client.http import error_of
-from lmchat.engine import SessionInfo
 from lmchat.errors import Error
 from lmchat.generation.parts import Delta
 from lmchat.generation.reply import Reply
 from lmchat.generation.settings import MINUS_INFINITY
 from lmchat.generation.state import State
-from lmchat.sessions.branches import Branch
+from lmchat.interface.engine import SessionInfo
+from lmchat.interface.session import Branch
 from lmchat.store.turns import Timings, Turn, Usage
 from lmchat.text.reasoning import ReasoningFormat, ThinkingSwitch
 from lmchat.text.template_class import TemplateInfo

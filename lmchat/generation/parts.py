@@ -93,6 +93,8 @@ class PartsLog:
         """What a continued reply had before. Set before the first part is appended."""
         self.preceding: Callable[[], tuple[Turn, ...]] = tuple
         """Returns the turns before a running reply. After the end the session has them all."""
+        self.dropped: Callable[[], tuple[Turn, ...]] = tuple
+        """Returns what was dropped from the prompt before `preceding()`."""
         self.metadata: Mapping[str, Any] = {}
         """What is stored with a running reply, or with its new question."""
         self._merged: list[Part] = []  # only grows
@@ -120,7 +122,7 @@ class PartsLog:
         """Ends the reply, with an error if it failed before its first token."""
         self.reply, self.error = reply, error
         self.done = True
-        self.preceding = tuple  # releases the turns
+        self.preceding = self.dropped = tuple  # releases the turns
         self.notify()
         self._listeners.clear()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
@@ -15,14 +16,22 @@ from lmchat.store.turns import Turn
 Own = TypeVar("Own", bound="_Parts")
 
 
-class Stoppable(Protocol):
-    """A generation that a stream reads and stops, of this process or of a server."""
+class GenerationApi(Protocol):
+    """A reply that is being generated, in this process or by a server."""
 
     log: PartsLog
 
     @property
+    def turn_id(self) -> int | None:
+        """Id of the turn that the reply becomes; None without a session, and before the start."""
+
+    @property
     def done(self) -> bool:
         """Whether it has ended."""
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether a caller has asked it to stop."""
 
     def cancel(self) -> None:
         """Requests that it stops. Never waits."""
@@ -31,7 +40,44 @@ class Stoppable(Protocol):
         """Waits for the end."""
 
     def result(self) -> Reply:
-        """Returns the reply, after the end."""
+        """Waits for the end and returns the reply.
+
+        Raises:
+            Error: it failed before its first token.
+        """
+
+    def follow(self) -> Follower:
+        """Returns a reader of the reply, which has all of it so far."""
+
+
+class Reading:
+    """Stops what a call has begun to generate when Ctrl-C ends the call.
+
+    That can come at any place between the start of a generation and the return of its stream or
+    reply, where nobody else knows of it. `with` encloses the call; each thread has its own.
+    """
+
+    def __init__(self) -> None:
+        self._calls = threading.local()
+
+    def begins(self, stop: Callable[[KeyboardInterrupt], object]) -> None:
+        """Records, before the current call of this thread begins a generation, how to stop it.
+        Outside of a call it does nothing."""
+        if hasattr(self._calls, "stop"):
+            self._calls.stop = stop
+
+    def __enter__(self) -> None:
+        self._calls.stop = None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        stop = self._calls.__dict__.pop("stop", None)
+        if stop is not None and isinstance(error, KeyboardInterrupt):
+            stop(error)
 
 
 class _Parts:
@@ -100,7 +146,7 @@ class ReplyStream(_Parts):
     stored.
     """
 
-    def __init__(self, generation: Stoppable) -> None:
+    def __init__(self, generation: GenerationApi) -> None:
         self._generation = generation
         super().__init__(Cursor(generation.log, whole=False))
 
@@ -165,6 +211,12 @@ class Follower(_Parts):
         """The turns before a running reply, its question last. Empty once it has ended, when the
         session has all turns, and behind a server."""
         return self._log.preceding()
+
+    @property
+    def dropped(self) -> tuple[Turn, ...]:
+        """What was dropped from the prompt before `preceding`, as `SessionApi.dropped`. Reads the
+        store. Empty where `preceding` is."""
+        return self._log.dropped()
 
     @property
     def metadata(self) -> Mapping[str, Any]:

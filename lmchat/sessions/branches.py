@@ -4,24 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from lmchat.errors import NotFound
+from lmchat.interface.session import Branch
 from lmchat.store.records import SessionRecord
 from lmchat.store.turns import Turn, TurnTree
 from turbomind.params import wrong
-
-
-@dataclass(frozen=True)
-class Branch:
-    """A branch of the conversation at a user turn. `leaf` is the last turn of its newest
-    conversation; `active` is True if the session is on it."""
-
-    index: int
-    turn: Turn
-    reply: Turn
-    leaf: int
-    active: bool
 
 
 def users(record: SessionRecord) -> list[Turn]:

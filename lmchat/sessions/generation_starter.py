@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal, overload
 
 from lmchat.errors import SessionBusy
-from lmchat.generation.generation import Generation, Reply, ReplyStream
+from lmchat.generation.generation import Generation
+from lmchat.generation.reply_stream import Reading
 from lmchat.generation.room import within
 from lmchat.sessions.appended import Place, appended
 from lmchat.sessions.branches import reply_turn
@@ -31,42 +32,29 @@ class GenerationStarter:
 
     Args:
         context: the session.
+        reading: the session's calls that read what they start.
         begun: called when a generation has begun, before it is planned.
     """
 
-    def __init__(self, context: SessionContext, begun: Callable[[], None] = lambda: None) -> None:
-        self._context = context
+    def __init__(
+        self,
+        context: SessionContext,
+        reading: Reading,
+        begun: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._context, self._reading = context, reading
         self._begun = begun
 
     def new_execution(self) -> TurnExecution:
         """Returns an execution that has not begun."""
         return TurnExecution(self._context)
 
-    @overload
-    def answer(self, make_plan: MakePlan, stream: Literal[True]) -> ReplyStream: ...
-    @overload
-    def answer(self, make_plan: MakePlan, stream: bool) -> Reply | ReplyStream: ...
-    def answer(self, make_plan: MakePlan, stream: bool) -> Reply | ReplyStream:
-        """Generates, and waits for the end unless it is a `stream`."""
-        execution = self.new_execution()
-        replies = ReplyStream(execution.generation)
-        try:
-            self._start(execution, make_plan)
-            return replies if stream else replies.result()
-        except KeyboardInterrupt as interrupt:
-            if self._context.activity.generation is execution.generation:
-                execution.generation.abort(interrupt)
-            raise
-
     def start(self, make_plan: MakePlan, place: Place | None = None) -> Generation:
         """Generates without waiting."""
-        return self._start(self.new_execution(), make_plan, place)
-
-    def _start(
-        self, execution: TurnExecution, make_plan: MakePlan, place: Place | None = None
-    ) -> Generation:
         self._context.activity.settle()
+        execution = self.new_execution()
         generation = execution.generation
+        self._reading.begins(functools.partial(self._stop, generation))
         try:
             self._context.activity.begin(generation)
             self._begun()
@@ -77,6 +65,10 @@ class GenerationStarter:
                 generation.abort(error)
             raise
         return generation
+
+    def _stop(self, generation: Generation, interrupt: KeyboardInterrupt) -> None:
+        if self._context.activity.generation is generation:
+            generation.abort(interrupt)
 
     def _enter(self, execution: TurnExecution, make_plan: MakePlan, place: Place) -> None:
         context = self._context

@@ -8,7 +8,6 @@ the stored turn, or, if the other process dies, with what recovery makes of the 
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 import time
 import weakref
@@ -25,10 +24,10 @@ from lmchat.sessions.context import SessionContext
 from lmchat.sessions.recovery import INTERRUPTED, has_base, planned
 from lmchat.sessions.reply_turn import (
     parser_of,
-    preceding,
     reply_of,
     resumed_ids,
     resumed_parts,
+    tell_preceding,
     whole,
 )
 from lmchat.sessions.rewrite import with_turns
@@ -146,7 +145,7 @@ class RemoteReply:
         self._log.metadata = start.new_metadata
         if has_base(record, start):
             tree = with_turns(record, start.past).tree if start.past else record.tree
-            self._log.preceding = functools.partial(preceding, tree, start.parent, start.user)
+            tell_preceding(self._log, tree, start.parent, start.user)
         self._resumed = 0  # tokens that a continued reply had before
         self._choice: Choice | None = None  # None: its tokens cannot be decoded here
         if has_base(record, start) and not context.writer.is_unreadable(entry):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lmchat.generation.parts import Delta
+from lmchat.generation.parts import Delta, PartsLog
 from lmchat.generation.reply import Outcome, Reply
 from lmchat.sessions.planner import Plan
 from lmchat.sessions.runtime import Runtime
@@ -13,9 +13,15 @@ from lmchat.store.turns import Turn, TurnTree
 from lmchat.text.replies.reply_parser import ReplyParser
 
 
-def preceding(tree: TurnTree, parent: int | None, user: Turn | None) -> tuple[Turn, ...]:
-    """Returns the turns before a reply: those up to `parent`, and a new question."""
-    return (*tree.path(parent), *(() if user is None else (user,)))
+def tell_preceding(log: PartsLog, tree: TurnTree, parent: int | None, user: Turn | None) -> None:
+    """Lets readers of a running reply find the turns before it: those up to `parent`, and a new
+    question."""
+
+    def preceding() -> tuple[Turn, ...]:
+        return (*tree.path(parent), *(() if user is None else (user,)))
+
+    log.preceding = preceding
+    log.dropped = lambda: tuple(tree.dropped(preceding()))
 
 
 def resumed_ids(plan: Plan) -> tuple[int, ...]:

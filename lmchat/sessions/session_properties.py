@@ -1,21 +1,25 @@
-"""What a session is, what can be set of it, and how a change is stored."""
+"""What a session of this process is, what can be set of it, and how a change is stored."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, TypeVar
 
-from typing_extensions import Unpack
+from typing_extensions import override
 
+from lmchat.errors import NotFound
 from lmchat.forks import watch
-from lmchat.generation.settings import GenerationSettings
 from lmchat.generation.state import State
+from lmchat.interface.session import SessionApi
+from lmchat.kv.handle_cache import RETENTION_PINNED, RETENTION_SESSION
 from lmchat.sessions.context import SessionContext
+from lmchat.sessions.generation_starter import REPLANS, overtaken
 from lmchat.sessions.overflow import check_overflow
 from lmchat.sessions.recovery import INTERRUPTED
-from lmchat.sessions.rewrite import system_of
-from lmchat.sessions.session_writer import Change
+from lmchat.sessions.rewrite import rebuilt, rounds_of
+from lmchat.sessions.session_writer import Change, Moved
 from lmchat.store.protocol import check_mapping, check_metadata, check_tags, check_text
 from lmchat.store.records import SessionRecord
 from lmchat.store.turns import Turn
@@ -26,8 +30,11 @@ MAX_TITLE = 10_000  # characters, as in archives
 
 Result = TypeVar("Result")
 
+Planned = tuple[list[Turn], dict[str, Any]]
+"""Turns that are added to a session, and fields that change with them."""
 
-class SessionFacts:
+
+class SessionProperties(SessionApi):
     """The properties of a session.
 
     Args:
@@ -35,126 +42,118 @@ class SessionFacts:
     """
 
     def __init__(self, context: SessionContext) -> None:
+        super().__init__()
         watch(self)
         self._context, self._runtime = context, context.runtime
         self._activity, self._writer, self._lock = context.activity, context.writer, context.lock
+        self._handles = context.handles
 
     @property
     def _record(self) -> SessionRecord:
         return self._context.record
 
     @property
+    @override
     def name(self) -> str:
-        """Name, unique among the sessions of its owner."""
         return self._record.name
 
     @property
+    @override
     def owner(self) -> str:
-        """Owner of the session. Pages are shared only within an owner."""
         return self._record.owner
 
     @property
+    @override
     def created(self) -> datetime:
-        """Time of creation, in UTC; templates see it as the date."""
         return self._record.created
 
     @property
+    @override
     def tags(self) -> tuple[str, ...]:
-        """Tags, in the order given."""
         return self._record.tags
 
     @property
+    @override
     def id(self) -> str:
-        """Id of the session, 32 hexadecimal digits. It never changes and is never used again."""
         return self._record.id
 
     @property
+    @override
     def revision(self) -> int:
-        """Number that rises with every stored change of the session, by any process. `refresh()`
-        reads those of others."""
         return self._record.revision
 
     @property
+    @override
     def metadata(self) -> dict[str, str]:
-        """A copy of the metadata: texts by key, for the programs that use the session."""
         return dict(self._record.metadata)
 
     @property
+    @override
     def overflow(self) -> str:
-        """Policy for a turn that does not fit the context: "refuse" or "drop"."""
         return self._record.overflow
 
     @property
+    @override
     def interrupted(self) -> bool:
-        """Whether the process ended during the last reply. `continue_()` extends it."""
         record = self._record
         return record.leaf is not None and record.tree.get(record.leaf).finish_reason == INTERRUPTED
 
     @property
+    @override
     def unanswered(self) -> str | None:
-        """Text of a turn that was stopped, or whose process ended, before the first token of its
-        reply, else None. It is not in the conversation and can be sent again. The next turn clears
-        it."""
         return self._record.unanswered or None
 
     @property
+    @override
     def notices(self) -> tuple[str, ...]:
-        """Notices that the next reply will start with, such as damage found when the session was
-        opened."""
         return self._record.notices
 
     @property
+    @override
     def state(self) -> State:
-        """Current activity."""
         return self._activity.state
 
     @property
+    @override
     def history(self) -> str:
-        """The rule for earlier turns: "append" or "template"."""
         return self._record.history
 
     @property
+    @override
     def pinned(self) -> bool:
-        """Whether its pages are retained longer than those of other sessions."""
         return self._record.pinned
 
     @property
+    @override
     def settings(self) -> dict[str, Any]:
-        """A copy of the session's own generation settings."""
         return dict(self._record.settings)
 
     @property
+    @override
     def template_variables(self) -> dict[str, Any]:
-        """A copy of the variables that the template gets beside the messages."""
         return dict(self._record.template_variables)
 
     @property
-    def system(self) -> str | None:
-        """System prompt, or None."""
-        return system_of(self.turns)
-
-    @property
+    @override
     def turns(self) -> tuple[Turn, ...]:
-        """Turns of the current conversation: the system prompt, if any, then users and replies."""
         record = self._record
         return tuple(record.tree.path(record.leaf))
 
     @property
+    @override
     def dropped(self) -> tuple[Turn, ...]:
-        """Users and replies before `turns` that were dropped from the prompt because the context
-        was full (`set_overflow("drop")`), the oldest first. Readers see them above the others."""
         record = self._record
         return tuple(record.tree.dropped(record.tree.path(record.leaf)))
 
     @property
+    @override
     def token_ids(self) -> list[int]:
-        """Transcript: all tokens of the current conversation."""
         record = self._record
         return record.tree.token_ids(record.leaf)
 
     @property
+    @override
     def length(self) -> int:
-        """Length of the transcript, in tokens."""
         record = self._record
         return 0 if record.leaf is None else record.tree.place(record.leaf).length
 
@@ -167,124 +166,59 @@ class SessionFacts:
             return True
         return max(record.tree.token_ids(record.leaf), default=0) >= runtime.core.vocab_size
 
-
-class SessionSettings(SessionFacts):
-    """Properties of a session that can be set. Each change is stored when the method returns."""
-
-    @property
-    def title(self) -> str:
-        """Title: the one that was set, else the start of the first user message. Setting an empty
-        text restores the latter."""
+    @override
+    def _shown_title(self) -> str:
         return self._record.title
 
-    @title.setter
-    def title(self, title: str) -> None:
-        self.set_title(title)
-
-    def set(self, /, **settings: Unpack[GenerationSettings]) -> None:
-        """Changes the session's generation settings; None restores the model's.
-
-        Raises:
-            InvalidRequest: a value is out of range, or no reply could use it.
-        """
-
-        def change() -> Change[None]:
-            chosen = self._runtime.session_settings(settings, self._record.settings)
-            return Change(None, {"settings": chosen})
-
-        self._change(change)
-
-    def set_variables(self, /, **variables: Any) -> None:
-        """Changes template variables such as `enable_thinking`; None removes one."""
-
-        def change() -> Change[None]:
-            merged = {**self._record.template_variables, **variables}
-            chosen = {name: value for name, value in merged.items() if value is not None}
-            return Change(None, {"template_variables": chosen})
-
-        self._change(change)
-
-    def set_history(self, history: str) -> None:
-        """Changes the rule for earlier turns, "append" or "template", from the next turn on."""
-        self._set("history", check_history(history))
-
-    def update(
-        self,
-        *,
-        title: str | None = None,
-        tags: Iterable[str] | None = None,
-        metadata: Mapping[str, str] | None = None,
-        settings: Mapping[str, Any] | None = None,
-        template_variables: Mapping[str, Any] | None = None,
-        history: str | None = None,
-        overflow: str | None = None,
-        check: Callable[[int], None] | None = None,
+    @override
+    def _update(
+        self, changes: Mapping[str, Any], check: Callable[[int], None] | None = None
     ) -> None:
-        """Changes what is given in one transaction, or nothing.
+        """Does what `update()` does. `check` is called with the session's revision before the
+        change, which it may refuse by an error."""
+        given = {name: _CHECKS[name](value) for name, value in changes.items()}
+        fields = {_FIELDS.get(name, name): value for name, value in given.items()}
+        merged = {name: fields.pop(name) for name in _MERGES if name in fields}
+        system = fields.pop("system", None)
 
-        Args:
-            title: as in `set_title()`.
-            tags: as in `set_tags()`.
-            metadata: as in `set_metadata()`.
-            settings: as in `set()`.
-            template_variables: as in `set_variables()`.
-            history: as in `set_history()`.
-            overflow: as in `set_overflow()`.
-            check: called with the session's revision before the change, which it may refuse by an
-                error. None: nothing is checked.
-
-        Raises:
-            InvalidRequest: a value is out of range.
-        """
-        fields: dict[str, object] = {
-            "own_title": None if title is None else _title(title),
-            "tags": None if tags is None else check_tags(tags),
-            "metadata": None if metadata is None else check_metadata(metadata),
-            "history": None if history is None else check_history(history),
-            "overflow": None if overflow is None else check_overflow(overflow),
-        }
-        own = check_mapping("settings", settings)
-        variables = check_mapping("template_variables", template_variables)
-
-        def change() -> Change[None]:
-            record = self._record
+        def now() -> dict[str, Any]:
             if check is not None:
-                check(record.revision)
-            found = {name: value for name, value in fields.items() if value is not None}
-            if own:
-                found["settings"] = self._runtime.session_settings(own, record.settings)
-            if variables:
-                all_of_them = {**record.template_variables, **variables}
-                found["template_variables"] = {
-                    k: v for k, v in all_of_them.items() if v is not None
-                }
-            return Change(None, found)
+                check(self._record.revision)
+            return fields | {name: _MERGES[name](self, added) for name, added in merged.items()}
 
-        self._change(change)
+        if system is None:
+            self._change(lambda: Change(None, now()))
+        else:
+            self._runtime.check_fits(system)
+            self._replan(
+                "change the system prompt", lambda record: self._rebuilt(record, system), now
+            )
+        if "pinned" in fields:
+            self._retain(fields["pinned"])
 
-    def set_title(self, title: str) -> None:
-        """Sets the title; an empty text restores the start of the first user message."""
-        self._set("own_title", _title(title))
+    def _rebuilt(self, record: SessionRecord, system: str) -> Planned:
+        """Returns the conversation with another system prompt."""
+        rounds = rounds_of(record.tree.path(record.leaf))
+        made = rebuilt(self._runtime, record, system or None, rounds)
+        return made, {"leaf": made[-1].id if made else None}
 
-    def set_tags(self, tags: Iterable[str]) -> None:
-        """Replaces the tags."""
-        self._set("tags", check_tags(tags))
+    def _merged_settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        return self._runtime.session_settings(given, self._record.settings)
 
-    def set_metadata(self, metadata: Mapping[str, str]) -> None:
-        """Replaces the metadata: at most 16 keys of 1 to 64 characters, and values of at most 512.
+    def _merged_variables(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        merged = {**self._record.template_variables, **given}
+        return {name: value for name, value in merged.items() if value is not None}
 
-        Raises:
-            InvalidRequest: the metadata is not of this form.
-        """
-        self._set("metadata", check_metadata(metadata))
+    def _retain(self, pinned: bool) -> None:
+        with self._lock:
+            newest = self._handles.set_retention_priority(
+                RETENTION_PINNED if pinned else RETENTION_SESSION
+            )
+        if newest is not None:  # without the lock, because the engine may take a step to answer
+            with contextlib.suppress(NotFound):
+                newest.set_retention_priority(self._handles.retention_priority)
 
-    def set_overflow(self, overflow: str) -> None:
-        """Sets what happens if a turn does not fit the context.
-
-        "refuse" raises ContextFull. "drop" removes the oldest turns, down to half the context, and
-        adds a notice to the reply.
-        """
-        self._set("overflow", check_overflow(overflow))
+    # --- storing changes -------------------------------------------------------------------------
 
     def _change(self, act: Callable[[], Change[Result]], verb: str | None = None) -> Result:
         """Calls `SessionWriter.change()`. With `verb`, requires that nothing is being generated and
@@ -305,8 +239,36 @@ class SessionSettings(SessionFacts):
             lambda: self._writer.change(checked, placed=verb is not None)
         )
 
-    def _set(self, name: str, value: object) -> None:
-        self._change(lambda: Change(None, {name: value}))
+    def _replan(
+        self,
+        what: str,
+        plan: Callable[[SessionRecord], Planned | None],
+        more: Callable[[], dict[str, Any]] = dict,
+    ) -> None:
+        """Adds turns and changes fields as planned, and plans again if another process was
+        faster. A plan of None is that nothing is left to do. `more` returns further fields, from
+        the record as it is then."""
+        self._activity.settle()
+        for _ in range(REPLANS):
+            with self._lock:
+                self._activity.check_idle(what)
+                seen, record = self._writer.seen, self._record
+            planned = plan(record)
+            if planned is None:
+                return
+            made, fields = planned
+
+            def move(
+                made: list[Turn] = made, fields: dict[str, Any] = fields, seen: int = seen
+            ) -> Change[None]:
+                if self._writer.seen != seen:  # the conversation has moved on
+                    raise Moved
+                return Change(None, {**fields, **more()}, made)
+
+            with contextlib.suppress(Moved):
+                self._change(move, what)
+                return
+        raise overtaken(self._record)
 
 
 def _title(given: str) -> str:
@@ -319,3 +281,31 @@ def _title(given: str) -> str:
     if len(given) > MAX_TITLE:
         raise wrong("title", given, f"at most {MAX_TITLE}", seen=f"{len(given)} characters")
     return " ".join(given.split())
+
+
+def _system(given: str) -> str:
+    check_text("system", given)
+    return given
+
+
+_CHECKS: dict[str, Callable[[Any], Any]] = {
+    "title": _title,
+    "tags": check_tags,
+    "metadata": check_metadata,
+    "settings": lambda given: check_mapping("settings", given),
+    "template_variables": lambda given: check_mapping("template_variables", given),
+    "history": check_history,
+    "overflow": check_overflow,
+    "system": _system,
+    "pinned": bool,
+}
+"""Property that can be set -> what checks a value of it and returns the one that is stored."""
+
+_FIELDS = {"title": "own_title"}
+"""Property -> its field of the record, where that has another name."""
+
+_MERGES: dict[str, Callable[[SessionProperties, Mapping[str, Any]], dict[str, Any]]] = {
+    "settings": SessionProperties._merged_settings,
+    "template_variables": SessionProperties._merged_variables,
+}
+"""Property whose new values are added to the old ones -> what adds them."""

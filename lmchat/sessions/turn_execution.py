@@ -15,11 +15,11 @@ from lmchat.sessions.context import SessionContext
 from lmchat.sessions.planner import Plan
 from lmchat.sessions.reply_turn import (
     parser_of,
-    preceding,
     reply_id,
     reply_turn,
     resumed_ids,
     resumed_parts,
+    tell_preceding,
 )
 from lmchat.sessions.rewrite import with_turns
 from lmchat.store.records import SessionRecord, TurnStart, now
@@ -116,9 +116,7 @@ class TurnExecution:
         assert plan is not None
         assert ticket is not None
         self._reply_id = self.generation.log.turn_id = reply_id(self._record, plan)
-        self.generation.log.preceding = functools.partial(
-            preceding, self._tree, plan.parent, plan.user
-        )
+        tell_preceding(self.generation.log, self._tree, plan.parent, plan.user)
         if self.generation.cancelled:
             return self._runtime.session_reader.call(self.generation.cancelled_early)
         start = TurnStart(

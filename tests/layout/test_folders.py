@@ -32,14 +32,10 @@ LARGE_FOLDERS = {
 }
 """Folders with more files -> why."""
 
-_TO_SPLIT = "to be split with the interface of sessions and the options of engines"
-
 LARGE_FILES = {
     "cpp/tests/engine/engine_checks.h": "checks of one engine that several drivers run",
     "cpp/tests/ops/attention_test_main.cc": "cases of one op on the CPU",
     "cpp/tests/ops/cuda_attention_test_main.cc": "cases of one op on a GPU",
-    "lmchat/engine.py": _TO_SPLIT,
-    "lmchat/sessions/session.py": _TO_SPLIT,
     "tests/lmchat/generation/test_admission.py": "cases of one queue over one scripted engine",
     "tests/support/checkpoints.py": "writers of tiny checkpoints, one for each family",
 }

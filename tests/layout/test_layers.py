@@ -65,6 +65,7 @@ LAYERS: dict[str, list[str | tuple[str, ...]]] = {
         "public_text",
         "kv",
         "generation",
+        "interface",
         "archive",
         "sessions",
         "conversations",

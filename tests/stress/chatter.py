@@ -173,14 +173,14 @@ class Chatter:
         users = [t for t in session.turns if t.role == "user"]
         if users:
             turn, text = self.rng.randrange(len(users)), self._words()
-            self._show(lambda: session.edit(turn, text, stream=True, **SETTINGS))
+            self._show(lambda: session.stream_edit(turn, text, **SETTINGS))
 
     def retry(self, session: Any) -> None:
-        self._show(lambda: session.retry(stream=True, **SETTINGS))
+        self._show(lambda: session.stream_retry(**SETTINGS))
 
     def continue_(self, session: Any) -> None:
         if session.length < 1500:
-            self._show(lambda: session.continue_(stream=True, max_new_tokens=40))
+            self._show(lambda: session.stream_continue(max_new_tokens=40))
 
     def undo(self, session: Any) -> None:
         session.undo()

@@ -148,7 +148,7 @@ class ScriptedSession:
         (self._folder / "messages.json").write_text(json.dumps(sent), encoding="utf-8")
         return self._begin("")
 
-    def continue_(self, *, stream: bool) -> ScriptedStream:
+    def stream_continue(self) -> ScriptedStream:
         *turns, last = self.turns
         self.turns = tuple(turns)
         return self._begin(last.text)

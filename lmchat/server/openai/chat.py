@@ -140,10 +140,9 @@ async def chat_completions(
             entry.leave()
             raise
     state.engine.sync.check_capacity(owner)
-    stream = await state.engine.chat(
+    stream = state.engine.stream_chat(
         messages,
         owner=owner,
-        stream=True,
         template_variables=variables,
         continue_final_message=continues,
         **settings,

@@ -10,9 +10,10 @@ import re
 from collections.abc import Iterator
 
 from lmchat.aio.threads import shared
-from lmchat.engine import ChatEngine, SessionInfo
+from lmchat.engine import ChatEngine
 from lmchat.errors import Error
 from lmchat.generation.state import State
+from lmchat.interface.engine import SessionInfo
 from lmchat.server.responses import RESPONSE, TAG
 from lmchat.server.responses.objects import is_chained
 from lmchat.store.use_time import UseTime

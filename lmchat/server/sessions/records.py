@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from lmchat.engine import ChatEngine
 from lmchat.errors import NotFound
+from lmchat.interface.session import PROPERTIES
 from lmchat.server.errors import HttpError
 from lmchat.server.forecasts import forecasts_by_id
 from lmchat.server.http.json_answer import json_answer
@@ -228,24 +229,13 @@ async def change(
 
 
 def _change(session: Session, body: Properties, check: Callable[[int], None] | None = None) -> None:
-    """Changes what the body has: first all that is one transaction and is checked first, then the
-    name, the pages and the system prompt."""
-    session.update(
-        title=body.title,
-        tags=body.tags,
-        metadata=body.metadata,
-        settings=body.settings,
-        template_variables=body.template_variables,
-        history=body.history,
-        overflow=body.overflow,
-        check=check,
-    )
+    """Changes what the body has: first the properties, in one transaction, then the name."""
+    given = {name: value for name in PROPERTIES if (value := getattr(body, name)) is not None}
+    if given.get("system") == (session.system or ""):
+        given.pop("system")  # else the conversation would be built again
+    session._update(given, check)
     if body.name is not None and body.name != session.name:
         session.rename(body.name)
-    if body.pinned is not None and body.pinned != session.pinned:
-        session.pin(body.pinned)
-    if body.system is not None and body.system != (session.system or ""):
-        session.set_system(body.system or None)
 
 
 @router.delete("/v1/sessions/{session_id}")

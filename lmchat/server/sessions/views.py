@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from lmchat.engine import SessionInfo
 from lmchat.generation.reply import Reply
 from lmchat.generation.settings import as_json
+from lmchat.interface.engine import SessionInfo
+from lmchat.interface.session import Branch
 from lmchat.public_text import public_message, public_model, public_notice, public_summary
 from lmchat.server.errors import code_of
-from lmchat.sessions.branches import Branch
 from lmchat.sessions.session import Session
 from lmchat.store.turns import Turn
 from turbomind import Forecast, TokenLogprobs

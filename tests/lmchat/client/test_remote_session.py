@@ -81,7 +81,7 @@ def conversation(engine):
     seen.append(("".join(d.text for d in deltas), [i for d in deltas for i in d.token_ids]))
     seen.append(told(stream.result()))
     seen.append(told(chat.continue_(max_new_tokens=4)))
-    seen.append(told(chat.retry(stream=True, temperature=0.9, seed=1).result()))
+    seen.append(told(chat.stream_retry(temperature=0.9, seed=1).result()))
     seen.append(told(chat.edit(0, "good day")))
     seen += [[shown(b.turn), shown(b.reply), b.leaf, b.active] for b in chat.branches(0)]
     chat.switch(0, 0)
@@ -282,7 +282,7 @@ def test_a_reply_continues_where_the_stream_ended(remote, local):
         chat = engine.session("cut", settings=SHORT)
         chat.send("hello")
         follower_text = []
-        stream = chat.continue_(stream=True, max_new_tokens=5)
+        stream = chat.stream_continue(max_new_tokens=5)
         reader = threading.Thread(target=lambda s=stream, t=follower_text: t.extend(s))
         reader.start()
         reader.join()

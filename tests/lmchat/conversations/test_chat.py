@@ -140,8 +140,8 @@ def test_a_cancelled_reply_and_its_prompt_are_reused(random_engine):
     client = Client(random_engine, "cancelled")
     client.messages.append(user("Plan a day in Kyoto. " * 20))
     prompt = random_engine.chat_token_ids(client.messages, owner="cancelled")
-    stream = random_engine.chat(
-        client.messages, owner="cancelled", stream=True, ignore_eos=True, temperature=0.0
+    stream = random_engine.stream_chat(
+        client.messages, owner="cancelled", ignore_eos=True, temperature=0.0
     )
     next(stream)
     reply = stream.stop()
@@ -281,8 +281,8 @@ def test_a_client_may_write_the_start_of_a_reply(engine):
     ]
     reply = engine.chat(messages, owner="start", continue_final_message=True, **GREEDY)
     assert reply.text.startswith(" ")
-    with engine.chat(
-        messages, owner="start", continue_final_message=True, stream=True, **GREEDY
+    with engine.stream_chat(
+        messages, owner="start", continue_final_message=True, **GREEDY
     ) as stream:
         assert "".join(stream) == reply.text
 
@@ -427,14 +427,14 @@ def test_asyncio_has_the_same_verbs(random_model):
             messages = [user("Plan a day in Kyoto.")]
             reply = await made.chat(messages, owner="a", **GREEDY)
             more = [*messages, assistant(reply.text), user("And then?")]
-            async with await made.chat(more, owner="a", stream=True, **GREEDY) as stream:
+            async with made.stream_chat(more, owner="a", **GREEDY) as stream:
                 text = "".join([part async for part in stream])
             assert text == stream.reply.text
             assert stream.reply.usage.cached_tokens >= reply.usage.prompt_tokens
             ids = await made.chat_token_ids(more, owner="a")
             assert len(ids) == stream.reply.usage.prompt_tokens
             assert await made.score("a day", owner="a") == made.sync.score("a day", owner="a")
-            long = await made.chat(messages, stream=True, ignore_eos=True)
+            long = made.stream_chat(messages, ignore_eos=True)
             async for _ in long:
                 break
             scores = asyncio.create_task(made.score("Plan a day"))

@@ -107,7 +107,7 @@ def test_every_reader_of_a_running_reply_gets_all_of_it(engine):
 def test_a_continued_reply_is_followed_from_its_start(engine):
     chat = engine.session()
     first = chat.send("Tell me", **GREEDY)
-    stream = chat.continue_(stream=True, **LONG)
+    stream = chat.stream_continue(**LONG)
     follower = chat.follow()
     shown = "".join(stream)
     reply = check(follower)
@@ -175,8 +175,8 @@ def test_the_reply_of_another_process(other, settings, data_dir):
         for verb in ("send", "retry", "continue"):
             stream = {
                 "send": lambda: theirs.stream("Tell me", **LONG, **settings),
-                "retry": lambda: theirs.retry(stream=True, temperature=1.0, **settings),
-                "continue": lambda: theirs.continue_(stream=True, max_new_tokens=200),
+                "retry": lambda: theirs.stream_retry(temperature=1.0, **settings),
+                "continue": lambda: theirs.stream_continue(max_new_tokens=200),
             }[verb]()
             next(stream.events())
             readers = [ours.follow(), ours.follow()]

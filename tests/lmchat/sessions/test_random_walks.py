@@ -76,16 +76,18 @@ class Walk:
 
     def send(self):
         text = self.text()
-        self.answer(self.conversation, self.rounds, text, lambda **o: self.session.send(text, **o))
+        self.answer(
+            self.conversation, self.rounds, text, lambda **o: self.session.stream(text, **o)
+        )
 
     def retry(self):
         base, text, *_ = self.rounds[-1]
-        self.answer(base, self.rounds[:-1], text, self.session.retry)
+        self.answer(base, self.rounds[:-1], text, self.session.stream_retry)
 
     def edit(self):
         turn, text = self.rng.randrange(len(self.rounds)), self.text()
         base = self.rounds[turn][0]
-        edit = self.session.edit
+        edit = self.session.stream_edit
         self.answer(base, self.rounds[:turn], text, lambda **o: edit(turn, text, **o))
 
     def undo(self):
@@ -120,7 +122,7 @@ class Walk:
         prompt, unanswered = list(conversation.ids), self.session.unanswered
         reply = self.generate(start, prompt, [])
         if not reply:  # the session is as it was
-            asked = unanswered if start == self.session.retry else text
+            asked = unanswered if start == self.session.stream_retry else text
             assert self.session.unanswered == asked
             return
         assert self.session.unanswered is None
@@ -131,7 +133,7 @@ class Walk:
         base, text, prompt, before = self.rounds[-1]
         ended = self.conversation.ends_with_stop or self.conversation.dropped
         prefix = before[:-1] if ended else before
-        new = self.generate(self.session.continue_, prompt, prefix, continues=True)
+        new = self.generate(self.session.stream_continue, prompt, prefix, continues=True)
         reply = [*prefix, *new] if new else before
         conversation = base.copy()
         conversation.user(text, self.system)
@@ -182,8 +184,8 @@ class Walk:
         limit = self.rng.randint(1, 12)
         kind = self.rng.choice(["whole", "whole", "stop", "drop", "early"])
         if kind == "whole":
-            return start(max_new_tokens=limit)
-        stream = start(stream=True, max_new_tokens=limit + 40)
+            return start(max_new_tokens=limit).result()
+        stream = start(max_new_tokens=limit + 40)
         if kind != "early":
             for _ in range(self.rng.randint(1, 6)):
                 next(stream, None)

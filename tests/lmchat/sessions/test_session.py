@@ -95,7 +95,7 @@ def test_stream_gives_the_text_in_pieces(engine):
         deltas = list(stream)
     assert stream.reply is not None
     assert "".join(deltas) == stream.reply.text == chat.turns[-1].text
-    other = engine.session().send("One", stream=True, **GREEDY)
+    other = engine.session().stream("One", **GREEDY)
     assert "".join(other) == stream.reply.text
 
 
