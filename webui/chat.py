@@ -20,11 +20,13 @@ from lmchat.public_text import public_message, public_notice
 from lmchat.server.errors import HttpError, log_failure
 from lmchat.server.forecasts import forecasts_by_id
 from lmchat.server.session_limit import SessionLimit
-from lmchat.sessions.session import Session
 
-from .form import NEW, change, values_of
+from .form import NEW, changed, values_of
 from .marks import LISTED, ROUNDS, Mark, Tab, Tabs
 from .views import ENDINGS, FULL, Answer, Round, facts_of, listed, messages, rounds
+
+Asked = dict[str, Any]
+"""What the page's JavaScript asks for."""
 
 Parts = dict[str, Any]
 """New values of parts of the page, by name. A part that is not there stays as it is."""
@@ -113,9 +115,7 @@ class Chat:
         found = rounds(turns, self._engine.max_context, dropped)
         facts = facts_of(session, found, mark.rounds)
         numbers = [fact["number"] for fact in facts["rounds"]]
-        lists = await shared.run(
-            lambda: [session.sync.branches(n) if n >= 0 else [] for n in numbers]
-        )
+        lists = [await session.branches(n) if n >= 0 else [] for n in numbers]
         for fact, branches in zip(facts["rounds"], lists, strict=True):
             active = [one.index for one in branches if one.active]
             fact["branch"] = [*active[:1], len(branches)] if len(branches) > 1 else None
@@ -129,7 +129,7 @@ class Chat:
                 why = FULL[session.overflow]
             facts["status"] = " ".join((why, *map(public_notice, tab.notices))).strip()
         tab.notices = ()
-        form = await shared.run(values_of, self._engine.sync, session.sync)
+        form = await values_of(self._engine, session)
         tab.mark = tab.shown = str(mark)
         part = found[-mark.rounds :]
         last = messages(part[-1]) if part else []
@@ -140,7 +140,7 @@ class Chat:
         self, tab: Tab, session: AsyncSession, mark: Mark, follower: AsyncFollower
     ) -> AsyncIterator[Parts]:
         """Yields the page while a reply runs."""
-        found = await shared.run(self._before, session, follower)
+        found = await shared.run(self._before, follower)
         if not found:  # it has ended meanwhile
             return
         tab.question = found[-1].question.text
@@ -161,11 +161,10 @@ class Chat:
             # It raises if it failed before its first token.
             tab.notices = (await follower.result()).notices
 
-    def _before(self, session: AsyncSession, follower: AsyncFollower) -> list[Round]:
+    def _before(self, follower: AsyncFollower) -> list[Round]:
         """Returns the rounds before a running reply, and its own one."""
-        turns = follower.preceding
-        dropped = session.sync._record.tree.dropped(turns)
-        return rounds(turns, self._engine.max_context, dropped)
+        dropped = follower.dropped
+        return rounds(follower.preceding, self._engine.max_context, dropped)
 
     def _parts(self, tab: Tab, facts: dict[str, Any], earlier: list[Any], last: list[Any]) -> Parts:
         values: Parts = {"history": earlier, "last": last, "view": json.dumps(facts)}
@@ -216,30 +215,31 @@ class Chat:
     async def save(self, values: dict[str, Any], text: str, visitor: Visitor) -> Parts:
         """Changes the session's fields that have other values. Returns the refusals by field. A new
         chat gets them with its first message."""
-        mark, tab, engine = Mark.parse(text), visitor.tab, self._engine.sync
+        mark, tab = Mark.parse(text), visitor.tab
         if not mark.session:
             tab.form = {name: value for name, value in values.items() if value != NEW[name]}
             return {"refusals": {}, "notice": told("Saved for the first message of the chat.")}
 
-        def save(session: Session) -> dict[str, str]:
-            before, refusals = values_of(engine, session), {}
-            for name, value in values.items():
-                try:
-                    if value != before[name]:
-                        change(engine, session, name, value)
-                except Error as error:
-                    refusals[name] = public_message(error)
-            return refusals
-
         try:
             session = await self._session(mark, visitor)
-            refusals = await shared.run(save, session.sync)
+            refusals = await self._save(session, values)
         except Error as error:
             return {"notice": notice(error), **left(tab, error)}
         tab.sent.pop("form", None)
         tab.mark = str(replace(mark, revision=session.revision))
         done = "Not everything was saved: see the fields." if refusals else "Saved."
         return {"refusals": refusals, "notice": told(done), "mark": tab.mark}
+
+    async def _save(self, session: AsyncSession, values: dict[str, Any]) -> dict[str, str]:
+        """Gives the session's fields other values. Returns the refusals by field."""
+        before, refusals = await values_of(self._engine, session), {}
+        for name, value in values.items():
+            try:
+                if value != before[name]:
+                    await session.update(**changed(self._engine.template_info, name, value))
+            except Error as error:
+                refusals[name] = public_message(error)
+        return refusals
 
     # --- verbs ------------------------------------------------------------------------------------
 
@@ -274,8 +274,8 @@ class Chat:
         visitor.tab.mark = mark
         return {"mark": mark}
 
-    async def _act(self, asked: dict[str, Any], mark: Mark, visitor: Visitor) -> Mark:
-        verb = asked.get("verb")
+    async def _act(self, asked: Asked, mark: Mark, visitor: Visitor) -> Mark:
+        verb = str(asked.get("verb"))
         if verb == "open":
             return await self._open(mark, visitor, asked.get("session"))
         if verb == "more":
@@ -283,26 +283,10 @@ class Chat:
             return mark
         if verb == "earlier":
             return replace(mark, rounds=mark.rounds + ROUNDS)
+        if verb not in VERBS:
+            raise InvalidRequest(f"the verb is {verb[:100]!r}, expected one of the page")
         session = await self._session(mark, visitor)
-        generation: Generation | None = None
-        if verb == "retry":
-            generation = await session.start_retry()
-        elif verb == "continue":
-            generation = await session.start_continue()
-        elif verb == "edit":
-            generation = await session.start_edit(number(asked, "turn"), str(asked.get("text")))
-        elif verb == "edit_reply":
-            await session.edit_reply(number(asked, "turn"), str(asked.get("text")))
-        elif verb == "switch":
-            await session.switch(number(asked, "turn"), number(asked, "index"))
-        elif verb == "fork":
-            session = await shared.run(forked, session.sync, number(asked, "turn"), visitor)
-        elif verb == "delete":
-            await session.delete()
-            return Mark()
-        else:
-            raise InvalidRequest(f"the verb is {str(verb)[:100]!r}, expected one of the page")
-        return moved(session, mark, generation)
+        return await VERBS[verb](session, asked, mark, visitor)
 
     async def _open(self, mark: Mark, visitor: Visitor, session_id: Any) -> Mark:
         if not session_id:
@@ -318,17 +302,11 @@ class Chat:
         if mark.session:
             session = await self._session(mark, visitor)
             return moved(session, mark, await session.start_send(message))
-        engine = self._engine.sync
-
-        def made() -> AsyncSession:
-            with visitor.limit.room(visitor.owner):
-                made = engine.session(owner=visitor.owner, overflow=NEW["overflow"])
-                return AsyncSession(made)
-
-        session = await shared.run(made)
+        async with visitor.limit.async_room(visitor.owner):
+            session = await self._engine.session(owner=visitor.owner, overflow=NEW["overflow"])
         try:
             for name, value in visitor.tab.form.items():
-                await shared.run(change, engine, session.sync, name, value)
+                await session.update(**changed(self._engine.template_info, name, value))
             generation = await session.start_send(message)
         except BaseException:
             await session.delete()
@@ -353,15 +331,7 @@ def moved(session: AsyncSession, mark: Mark, generation: Generation | None) -> M
     return replace(mark, session=session.id, revision=session.revision, reply=reply)
 
 
-def forked(session: Session, turn: int, visitor: Visitor) -> AsyncSession:
-    """Returns a copy of the session that ends with the reply of a user turn."""
-    with visitor.limit.room(visitor.owner):
-        copy = session.fork(at=turn + 1)
-    copy.fresh = False
-    return AsyncSession(copy)
-
-
-def number(asked: dict[str, Any], name: str) -> int:
+def number(asked: Asked, name: str) -> int:
     """Returns a number of a request."""
     value = asked.get(name)
     if isinstance(value, bool) or not isinstance(value, int):
@@ -416,3 +386,51 @@ def left(tab: Tab, error: BaseException) -> Parts:
         return {}
     tab.mark = ""
     return {"mark": ""}
+
+
+async def _retry(session: AsyncSession, _: Asked, mark: Mark, __: Visitor) -> Mark:
+    return moved(session, mark, await session.start_retry())
+
+
+async def _continue(session: AsyncSession, _: Asked, mark: Mark, __: Visitor) -> Mark:
+    return moved(session, mark, await session.start_continue())
+
+
+async def _edit(session: AsyncSession, asked: Asked, mark: Mark, _: Visitor) -> Mark:
+    generation = await session.start_edit(number(asked, "turn"), str(asked.get("text")))
+    return moved(session, mark, generation)
+
+
+async def _edit_reply(session: AsyncSession, asked: Asked, mark: Mark, _: Visitor) -> Mark:
+    await session.edit_reply(number(asked, "turn"), str(asked.get("text")))
+    return moved(session, mark, None)
+
+
+async def _switch(session: AsyncSession, asked: Asked, mark: Mark, _: Visitor) -> Mark:
+    await session.switch(number(asked, "turn"), number(asked, "index"))
+    return moved(session, mark, None)
+
+
+async def _fork(session: AsyncSession, asked: Asked, mark: Mark, visitor: Visitor) -> Mark:
+    """Goes to a copy of the session that ends with the reply of a user turn."""
+    async with visitor.limit.async_room(visitor.owner):
+        copy = await session.fork(at=number(asked, "turn") + 1)
+    copy.fresh = False
+    return moved(copy, mark, None)
+
+
+async def _delete(session: AsyncSession, _: Asked, __: Mark, ___: Visitor) -> Mark:
+    await session.delete()
+    return Mark()
+
+
+VERBS = {
+    "retry": _retry,
+    "continue": _continue,
+    "edit": _edit,
+    "edit_reply": _edit_reply,
+    "switch": _switch,
+    "fork": _fork,
+    "delete": _delete,
+}
+"""Verb of a session that the page's JavaScript may ask for -> what does it."""

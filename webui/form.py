@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from lmchat.engine import ChatEngine
+from lmchat.aio.engine import AsyncChatEngine
+from lmchat.aio.session import AsyncSession
 from lmchat.errors import InvalidRequest
 from lmchat.generation.settings import SETTINGS
-from lmchat.sessions.session import Session
+from lmchat.text.template_class import TemplateInfo
 
 NUMBERS = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens", "seed",
@@ -42,44 +43,45 @@ NEW: dict[str, Any] = {
 """Values of a new chat."""
 
 
-def values_of(engine: ChatEngine, session: Session) -> dict[str, Any]:
-    """Returns the values of the fields for a session. It may read the store."""
+async def values_of(engine: AsyncChatEngine, session: AsyncSession) -> dict[str, Any]:
+    """Returns the values of the fields for a session."""
     switch, variables = engine.template_info.switch, session.template_variables
     thinking = "default"
     if switch is not None and switch.variable in variables:
         thinking = "on" if variables[switch.variable] == switch.on else "off"
     settings = session.settings
     return {
-        **{name: getattr(session, name) for name in ("title", "pinned", "overflow", "history")},
+        "title": await session.title(),
         "tags": ", ".join(session.tags),
-        "system": session.system or "",
+        "pinned": session.pinned,
+        "system": await session.system() or "",
+        "overflow": session.overflow,
+        "history": session.history,
         "thinking": thinking,
         **{n: json.dumps(settings[n]) if n in settings else "" for n in NUMBERS},
     }
 
 
-def change(engine: ChatEngine, session: Session, name: str, value: Any) -> None:
-    """Gives a field of a session another value.
+def changed(info: TemplateInfo, name: str, value: Any) -> dict[str, Any]:
+    """Returns the properties of a session that another value of a field changes.
+
+    Args:
+        info: the model's chat template.
+        name: the field.
+        value: its value.
 
     Raises:
-        Error: the session refuses it.
+        InvalidRequest: the model cannot do that.
     """
     if name == "tags":
-        session.set_tags([tag.strip() for tag in value.split(",") if tag.strip()])
-    elif name == "pinned":
-        session.pin(value)
-    elif name == "system":
-        session.set_system(value or None)
-    elif name == "thinking":
-        switch = engine.template_info.switch
+        return {"tags": [tag.strip() for tag in value.split(",") if tag.strip()]}
+    if name == "thinking":
+        switch = info.switch
         if switch is None:
             raise InvalidRequest("the model's chat template cannot switch reasoning on or off")
         given = {"on": switch.on, "off": switch.off}.get(value)
-        session.set_variables(**{switch.variable: given})
-    elif name in NUMBERS:
-        session.update(settings={name: _parsed(name, value)})
-    else:
-        session.update(**{name: value})
+        return {"template_variables": {switch.variable: given}}
+    return {"settings": {name: _parsed(name, value)}} if name in NUMBERS else {name: value}
 
 
 def _parsed(name: str, text: str) -> Any:

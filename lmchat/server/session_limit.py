@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
+from lmchat.aio.threads import shared
 from lmchat.engine import ChatEngine
 from lmchat.server.errors import HttpError
 
 
 class SessionLimit:
-    """Bounds the sessions of each owner. For any thread but the event loop's: it reads the store.
+    """Bounds the sessions of each owner. It reads the store, so `async_room()` is for the event
+    loop.
 
     Args:
         engine: the engine with the sessions.
@@ -35,6 +38,23 @@ class SessionLimit:
             has_room = self._engine.count_sessions(owner) + self._pending[owner] < self._most
             self._pending[owner] += has_room
             return has_room
+
+    @contextlib.asynccontextmanager
+    async def async_room(self, owner: str) -> AsyncIterator[None]:
+        """As `room()`, for the event loop."""
+        room = self.room(owner)
+        entering = shared.start(room.__enter__)
+        try:
+            await asyncio.shield(entering)
+        except asyncio.CancelledError:
+            entering.add_done_callback(
+                lambda entered: entered.exception() or room.__exit__(None, None, None)
+            )
+            raise
+        try:
+            yield
+        finally:
+            room.__exit__(None, None, None)  # it never waits
 
     @contextlib.contextmanager
     def room(self, owner: str) -> Iterator[None]:

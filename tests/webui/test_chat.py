@@ -146,7 +146,7 @@ def test_refusals_are_beside_their_fields_and_the_rest_is_saved():
         chat = await page.session()
         assert (chat.tags, chat.pinned, await chat.title()) == (("a", "b"), True, "Greetings")
         assert chat.settings == {"temperature": 0, "stop_strings": ["END"]}
-        assert page.parts["form"] == values_of(engine.sync, chat.sync)
+        assert page.parts["form"] == await values_of(engine, chat)
         assert set(page.parts["form"]) == set(HELP) == set(NEW)
         assert page.notice == "Not everything was saved: see the fields."
         page.mark = ""

@@ -8,7 +8,7 @@ from http_server import RunningServer
 import lmchat
 from lmchat.cli.chat.setting_values import parse_pairs
 from lmchat.generation.settings import ROWS, SETTINGS
-from lmchat.webui.form import NUMBERS, change
+from lmchat.webui.form import NUMBERS, changed
 from turbomind.shown import shown
 
 WRONG = {
@@ -131,7 +131,7 @@ def doors(server):
             if name not in NUMBERS:
                 return None
             with pytest.raises(lmchat.InvalidRequest) as caught:
-                change(local, chats["local"], name, json.dumps(value))
+                chats["local"].update(**changed(local.template_info, name, json.dumps(value)))
             return name, caught.value.param, str(caught.value)
 
         yield {
