@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lmchat.errors import NotFound
+from lmchat.store.records import SESSION_ID
 
 ROUNDS = LISTED = 20
 """Rounds of a session and sessions in the panel that are shown at first, and further ones later."""
 
-_MARK = re.compile(r"([0-9a-f]{32}):(\d{1,18}):(\d{0,18}):(\d{1,6})")
+_MARK = re.compile(rf"({SESSION_ID}):(\d{{1,18}}):(\d{{0,18}}):(\d{{1,6}})")
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 
+from lmchat.store.records import SESSION_ID
+
 STATIC = "/page/static"
 """Path of the page's own files."""
 
-FILES = r"/page/v1/sessions/(import|[0-9a-f]{32}/export)"
+FILES = rf"/page/v1/sessions/(import|{SESSION_ID}/export)"
 """Paths of archives for visitors of the page."""
 
 APP = (

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lmchat.conversations.shared_cache import SharedCache
+from lmchat.store.turns import common_prefix
 from turbomind import Engine, Handle
 
 RETENTION_CONVERSATION = 0.5
@@ -98,7 +99,7 @@ class HandlePool:
             self._idle.expire()
             rank = (0, False, 0)
             for held in [*self._idle.of(owner), *self._busy.get(owner, ())]:
-                prefix = _common(held.token_ids, reservation.token_ids)
+                prefix = common_prefix(held.token_ids, reservation.token_ids)
                 if held.busy:
                     prefix = min(prefix, held.stable)
                 extends = not held.busy and not held.users and prefix >= held.computed
@@ -209,17 +210,3 @@ class HandlePool:
         held.dropped = True
         if not held.users:
             held.handle.close()
-
-
-def _common(one: array[int], other: array[int]) -> int:
-    """Returns the length of the common prefix, in tokens."""
-    low, high = 0, min(len(one), len(other))
-    if one[:high] == other[:high]:
-        return high
-    while high - low > 1:  # the first `low` are equal, the first `high` are not
-        middle = (low + high) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low

@@ -1,10 +1,13 @@
-"""An event that stays consistent when an interrupt ends a wait."""
+"""Waits that an interrupt may end: for a condition, and for the work of another thread."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import TypeVar
+
+Result = TypeVar("Result")
 
 
 class InterruptibleEvent:
@@ -37,3 +40,26 @@ class InterruptibleEvent:
             except IndexError:  # another thread calls `set()` too
                 return
             waiter.release()
+
+
+def result_of(work: Callable[[], Result], post: Callable[[Callable[[], None]], object]) -> Result:
+    """Posts work to another thread, waits, and returns its result or raises its error. Ctrl-C
+    interrupts the wait, not the work itself."""
+    results: list[Result] = []
+    errors: list[BaseException] = []
+    done = threading.Lock()
+    done.acquire()
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            done.release()
+
+    post(run)
+    done.acquire()
+    if errors:
+        raise errors[0]
+    return results[0]

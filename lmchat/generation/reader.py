@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
+from lmchat.generation.interruptible_event import result_of
 from lmchat.store.records import Lease
 from turbomind import Event, Inbox, Stream
 
@@ -96,24 +97,7 @@ class Reader:
         """
         if threading.current_thread() is self._thread:
             return work()
-        results: list[Result] = []
-        errors: list[BaseException] = []
-        done = threading.Lock()
-        done.acquire()
-
-        def run() -> None:
-            try:
-                results.append(work())
-            except BaseException as error:
-                errors.append(error)
-            finally:
-                done.release()
-
-        self.later(run)
-        done.acquire()
-        if errors:
-            raise errors[0]
-        return results[0]
+        return result_of(work, self.later)
 
     def close(self) -> None:
         """Waits until all watched requests have ended, then ends the thread."""

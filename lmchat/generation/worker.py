@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from lmchat.generation.interruptible_event import result_of
+
 Result = TypeVar("Result")
 
 
@@ -52,24 +54,7 @@ class Worker:
         it, not the work itself."""
         if threading.current_thread() is not threading.main_thread():
             return work()
-        results: list[Result] = []
-        errors: list[BaseException] = []
-        done = threading.Lock()
-        done.acquire()
-
-        def run() -> None:
-            try:
-                results.append(work())
-            except BaseException as error:
-                errors.append(error)
-            finally:
-                done.release()
-
-        self.later(run)
-        done.acquire()
-        if errors:
-            raise errors[0]
-        return results[0]
+        return result_of(work, self.later)
 
     def close(self) -> None:
         """Does all work that was posted before, then ends the thread. Idempotent."""

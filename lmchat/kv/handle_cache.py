@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lmchat.kv.lower_tiers import LowerTiers
-from lmchat.store.prefixes import equal
-from lmchat.store.turns import Turn, TurnTree, transcript
+from lmchat.store.turns import Turn, TurnTree, common_prefix, transcript
 from turbomind import Handle
 
 RETENTION_BRANCH = 0.25
@@ -200,7 +199,7 @@ def _common(
         if cached.length < prefix_length:
             return cached.length
         held = [*tree.token_ids(parent)[prefix_length : cached.length], *cached.suffix]
-        return prefix_length + equal(held, suffix)
+        return prefix_length + common_prefix(held, suffix)
     ours, theirs = tree.path(parent), tree.path(cached.turn)
     shared = 0
     while shared < min(len(ours), len(theirs)) and ours[shared].id == theirs[shared].id:
@@ -216,4 +215,4 @@ def _common(
     )
     wanted = [*transcript(ours)[least:prefix_length], *suffix]
     held = [*transcript(theirs)[least : cached.length], *cached.suffix]
-    return least + equal(held, wanted)
+    return least + common_prefix(held, wanted)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from lmchat.page_size import PAGE_TOKENS
-from lmchat.store.turns import transcript
+from lmchat.store.turns import common_prefix, transcript
 
 if TYPE_CHECKING:
     from lmchat.store.records import JournalEntry, SessionRecord
@@ -57,7 +57,7 @@ class SharedPrefix:
             other: another one.
             is_end: whether `other` is a whole branch, not one up to a turn within it.
         """
-        pages, same = len(token_ids) // PAGE, equal(token_ids, other)
+        pages, same = len(token_ids) // PAGE, common_prefix(token_ids, other)
         self.add(pages=same // PAGE)
         if is_end or len(other) >= PAGE:
             self.add(first=min(same, PAGE - 1))
@@ -67,12 +67,6 @@ class SharedPrefix:
             self.add(last=same - pages * PAGE)
         if is_end and same == len(other) and same // PAGE == self.pages and same % PAGE:
             self.ends.add(same)
-
-
-def equal(one: Sequence[int], other: Sequence[int]) -> int:
-    """Returns the length of the common prefix."""
-    size = min(len(one), len(other))
-    return next((i for i in range(size) if one[i] != other[i]), size)
 
 
 def ends(record: SessionRecord) -> list[Transcript]:

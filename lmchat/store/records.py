@@ -11,6 +11,9 @@ from typing import Any, Literal
 
 from lmchat.store.turns import Turn, TurnTree
 
+SESSION_ID = "[0-9a-f]{32}"
+"""Pattern of the id of a session, also for HAProxy (`lmchat deploy`)."""
+
 LOCAL_OWNER = "local"
 """Owner of the terminal's sessions, and of requests without a key."""
 

@@ -10,7 +10,6 @@ The whole conversation is rendered at once, so the cost grows with its length an
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,7 @@ from datetime import datetime
 from typing import Any
 
 from lmchat.errors import InvalidRequest
-from lmchat.store.turns import Message, Turn
+from lmchat.store.turns import Message, Turn, common_prefix
 from lmchat.text.context_encoder import ContextEncoder
 from lmchat.text.follow_rule import FollowRule
 from lmchat.text.marks import Marks
@@ -270,10 +269,7 @@ class ConversationRule:
         if not all(found):
             return _Lead("", "", False, context)
         whole = found[2]
-        same = itertools.takewhile(
-            lambda pair: pair[0] == pair[1], zip(first, whole[0], strict=False)
-        )
-        common = sum(1 for _ in same)
+        common = common_prefix(first, whole[0])
         header, past = first[common:], whole[0][common:]
         ends_alike = len({some[-1] for some in found}) == 1 and whole[-1].endswith(header)
         body = whole[-1][: len(whole[-1]) - len(header)]

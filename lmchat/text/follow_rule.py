@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lmchat.errors import InvalidRequest
-from lmchat.store.turns import Message, Turn
+from lmchat.store.turns import Message, Turn, common_prefix
 from lmchat.text.context_encoder import ContextEncoder
 from lmchat.text.marks import Found, Marks, locate
 from lmchat.text.recent import Recent
@@ -304,17 +304,3 @@ class FollowRule:
             short = [rounds(1)[1], *replies[-2:]]
             endings |= {after, ends(short, 1)[1]}
         return len(endings) == 1
-
-
-def common_prefix(a: list[int], b: list[int]) -> int:
-    """Returns the length of the common prefix, in tokens."""
-    low, high = 0, min(len(a), len(b))
-    if a[:high] == b[:high]:
-        return high
-    while high - low > 1:  # a[:low] is the same, a[:high] is not
-        middle = (low + high) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import tokenizers
 
 from lmchat.errors import context_full
+from lmchat.store.turns import common_prefix
 from lmchat.text.detokenizer import IncrementalDetokenizer
 from lmchat.text.spellings import Spellings, is_mark, pattern
 from turbomind.errors import InvalidRequest, ModelError
@@ -231,7 +232,7 @@ class Tokenizer:
         if not parse_special and self._marks(before) != self._marks(whole):
             backend, tail = self._literal, self._rename(tail)
             before, whole = _ids(backend, tail), _ids(backend, tail + text)
-        shared = _common(before, whole)
+        shared = common_prefix(before, whole)
         if shared == len(before):
             return whole[shared:]
         # The same text cut into other tokens: the border may still be one between two tokens.
@@ -405,13 +406,6 @@ def _encoding(
 
 def _ids(backend: tokenizers.Tokenizer, text: str) -> list[int]:
     return list(_encoding(backend, text).ids)
-
-
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Returns the length of the common prefix, in tokens."""
-    return next(
-        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
-    )
 
 
 def _tail(context: str) -> str:

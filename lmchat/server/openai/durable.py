@@ -21,13 +21,12 @@ from lmchat.server.retries.entry import Entry
 from lmchat.server.retries.keys import digest_of
 from lmchat.server.state import ServerState
 from lmchat.sessions.session import Session
+from lmchat.store.records import SESSION_ID
 from lmchat.store.turns import Message
 from turbomind.shown import shown
 
 OF_NO_SESSION = ("n", "skip_special_tokens")
 """Settings that only a generation without a session has."""
-
-_ID = re.compile(r"[0-9a-f]{32}")
 
 
 class EntryStream:
@@ -158,7 +157,7 @@ def _opened(state: ServerState, owner: str, session: str, messages: Sequence[Mes
 
 def _found(engine: ChatEngine, owner: str, session: str) -> Session | None:
     """Returns the owner's session of this id, else of this name, else None."""
-    if _ID.fullmatch(session):
+    if re.fullmatch(SESSION_ID, session):
         with contextlib.suppress(NotFound):
             return engine.session_by_id(session, owner=owner)
     try:

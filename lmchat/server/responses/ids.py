@@ -6,10 +6,10 @@ import re
 import secrets
 
 from lmchat.server.errors import HttpError
+from lmchat.store.records import SESSION_ID
 
-_SESSION = "[0-9a-f]{32}"
-_TURN = re.compile(rf"[a-z]+_({_SESSION})([1-9a-f][0-9a-f]{{0,7}}|0)")
-_CONVERSATION = re.compile(rf"conv_({_SESSION})")
+_TURN = re.compile(rf"[a-z]+_({SESSION_ID})([1-9a-f][0-9a-f]{{0,7}}|0)")
+_CONVERSATION = re.compile(rf"conv_({SESSION_ID})")
 
 
 def of_turn(kind: str, session_id: str, turn: int) -> str:

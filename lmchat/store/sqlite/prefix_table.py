@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from lmchat.errors import NotFound
-from lmchat.store.prefixes import PAGE, SharedPrefix, equal
+from lmchat.store.prefixes import PAGE, SharedPrefix
 from lmchat.store.records import SessionRecord
 from lmchat.store.sqlite import codec
 from lmchat.store.sqlite.rows import DAMAGE
-from lmchat.store.turns import Turn, Unread
+from lmchat.store.turns import Turn, Unread, common_prefix
 
 Row = tuple[int, int, bytes]
 """(turn, mark, tokens after the marked page; empty for the full page that the mark is of)."""
@@ -315,5 +315,5 @@ def _longest(connection: sqlite3.Connection, mark: int, tokens: bytes) -> int:
             (mark, tokens),
         ).fetchone()
         if row is not None and isinstance(row[0], bytes):  # else it is damaged
-            most = max(most, equal(tokens, row[0]) // _WIDTH)
+            most = max(most, common_prefix(tokens, row[0]) // _WIDTH)
     return most

@@ -15,8 +15,8 @@ from chat_models import chat_model
 from chat_reference import Computed
 
 import lmchat
-from lmchat.store.prefixes import equal
 from lmchat.store.sqlite import tables
+from lmchat.store.turns import common_prefix
 from turbomind import Engine, Handle
 
 NO_END = {0: -100.0, 2: -100.0}
@@ -277,7 +277,7 @@ def test_pages_of_a_session_that_no_one_has_open_stay(folder, device):
         other.send("Two " * 40)
         chat.send("Three " * 40)
         ids, branch = chat.token_ids, other.token_ids
-        same = equal(ids, branch)
+        same = common_prefix(ids, branch)
     with lmchat.ChatEngine(folder, device=device, **OPTIONS) as engine:
         pages = pages_left(engine)
         engine.delete("trip")
