@@ -27,7 +27,9 @@ from lmchat.generation.state import State
 from lmchat.generation.ticket import QueueStats
 from lmchat.sessions.registry import IDLE_CLOSE, MAX_OPEN
 from lmchat.store.protocol import Store
-from turbomind import Forecast, Residence
+from lmchat.text.template_class import TemplateInfo
+from lmchat.text.tokenizer import Tokenizer
+from turbomind import Forecast, ModelInfo, Residence
 from turbomind.config.engine_options import ChatEngineOptions
 
 
@@ -99,15 +101,15 @@ class AsyncChatEngine:
     stats = in_thread(ChatEngine.stats)
     profile = in_thread(ChatEngine.profile)
 
-    tokenizer = same(ChatEngine.tokenizer)
-    template_info = same(ChatEngine.template_info)
-    model_settings = same(ChatEngine.model_settings)
-    model = same(ChatEngine.model)
-    info = same(ChatEngine.info)
-    device = same(ChatEngine.device)
-    threads = same(ChatEngine.threads)
-    max_context = same(ChatEngine.max_context)
-    waiting = same(ChatEngine.waiting)
+    tokenizer: Tokenizer = same(ChatEngine.tokenizer)
+    template_info: TemplateInfo = same(ChatEngine.template_info)
+    model_settings: dict[str, Any] = same(ChatEngine.model_settings)
+    model: str = same(ChatEngine.model)
+    info: ModelInfo = same(ChatEngine.info)
+    device: str = same(ChatEngine.device)
+    threads: int = same(ChatEngine.threads)
+    max_context: int = same(ChatEngine.max_context)
+    waiting: int = same(ChatEngine.waiting)
 
     def check_capacity(self, owner: str | None = None, *, live: bool = False) -> None:
         """Raises Overloaded at once if a request would be refused now, as

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Coroutine, Mapping
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec
 
@@ -15,6 +16,7 @@ from lmchat.aio.threads import Threads, in_thread, same, shared
 from lmchat.forks import watch
 from lmchat.generation.generation import Generation, Reply
 from lmchat.generation.settings import GenerationSettings
+from lmchat.generation.state import State
 from lmchat.interface.session import Branch
 from lmchat.sessions.session import Session
 from lmchat.store.turns import Turn
@@ -46,24 +48,24 @@ class AsyncSession:
         self.sync = session
         self._threads = threads or shared
 
-    id = same(Session.id)
-    name = same(Session.name)
-    owner = same(Session.owner)
-    created = same(Session.created)
-    revision = same(Session.revision)
-    pinned = same(Session.pinned)
-    tags = same(Session.tags)
-    metadata = same(Session.metadata)
-    overflow = same(Session.overflow)
-    unanswered = same(Session.unanswered)
-    notices = same(Session.notices)
-    history = same(Session.history)
-    settings = same(Session.settings)
-    template_variables = same(Session.template_variables)
-    state = same(Session.state)
-    length = same(Session.length)
-    running = same(Session.running)
-    ending = same(Session.ending)
+    id: str = same(Session.id)
+    name: str = same(Session.name)
+    owner: str = same(Session.owner)
+    created: datetime = same(Session.created)
+    revision: int = same(Session.revision)
+    pinned: bool = same(Session.pinned)
+    tags: tuple[str, ...] = same(Session.tags)
+    metadata: dict[str, str] = same(Session.metadata)
+    overflow: str = same(Session.overflow)
+    unanswered: str | None = same(Session.unanswered)
+    notices: tuple[str, ...] = same(Session.notices)
+    history: str = same(Session.history)
+    settings: dict[str, Any] = same(Session.settings)
+    template_variables: dict[str, Any] = same(Session.template_variables)
+    state: State = same(Session.state)
+    length: int = same(Session.length)
+    running: Generation | None = same(Session.running)
+    ending: Generation | None = same(Session.ending)
 
     @property
     def fresh(self) -> bool:

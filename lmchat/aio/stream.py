@@ -118,7 +118,28 @@ class _WakeUp:
             self._calls.set(self._event)
 
 
-class AsyncReplyStream:
+class _AsyncParts:
+    """Iterates over the parts of a reply and over the text in them."""
+
+    async def events(self) -> AsyncIterator[Delta | Progress]:
+        """Yields all parts: text, reasoning, and the progress of the prompt."""
+        while (part := await self._next()) is not None:
+            yield part
+
+    def __aiter__(self) -> AsyncIterator[str]:
+        return self
+
+    async def __anext__(self) -> str:
+        while (part := await self._next()) is not None:
+            if isinstance(part, Delta) and part.kind == "text" and part.text and not part.choice:
+                return part.text
+        raise StopAsyncIteration
+
+    async def _next(self) -> Delta | Progress | None:
+        raise NotImplementedError
+
+
+class AsyncReplyStream(_AsyncParts):
     """The text of a reply as it is generated: an asynchronous iterator and context manager of str.
 
     Leaving it stops the generation; the tokens so far are stored. It must be read on the loop that
@@ -166,20 +187,6 @@ class AsyncReplyStream:
     def reply(self) -> Reply | None:
         """The whole reply; None before its end."""
         return self._generation.reply if self._generation is not None else None
-
-    async def events(self) -> AsyncIterator[Delta | Progress]:
-        """Yields all parts: text, reasoning, and the progress of the prompt."""
-        while (part := await self._next()) is not None:
-            yield part
-
-    def __aiter__(self) -> AsyncIterator[str]:
-        return self
-
-    async def __anext__(self) -> str:
-        while (part := await self._next()) is not None:
-            if isinstance(part, Delta) and part.kind == "text" and part.text and not part.choice:
-                return part.text
-        raise StopAsyncIteration
 
     async def _next(self) -> Delta | Progress | None:
         if self._closed and self._generation is None:
@@ -258,7 +265,7 @@ class AsyncReplyStream:
             starter.drop()
 
 
-class AsyncFollower:
+class AsyncFollower(_AsyncParts):
     """A `Follower` for asyncio: an asynchronous iterator and context manager of str.
 
     Leaving it leaves the generation alone. One task of the loop that made it reads it; any thread
@@ -304,20 +311,6 @@ class AsyncFollower:
     def dropped(self) -> tuple[Turn, ...]:
         """What was dropped before them, as `Follower.dropped`. Reads the store."""
         return self._follower.dropped
-
-    async def events(self) -> AsyncIterator[Delta | Progress]:
-        """Yields all parts: text, reasoning, and the progress of the prompt."""
-        while (part := await self._next()) is not None:
-            yield part
-
-    def __aiter__(self) -> AsyncIterator[str]:
-        return self
-
-    async def __anext__(self) -> str:
-        while (part := await self._next()) is not None:
-            if isinstance(part, Delta) and part.kind == "text" and part.text and not part.choice:
-                return part.text
-        raise StopAsyncIteration
 
     async def _next(self) -> Delta | Progress | None:
         follower = self._follower

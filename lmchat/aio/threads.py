@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from lmchat.errors import EngineClosed
 from turbomind.config.limits import explain_limits
@@ -122,6 +122,7 @@ def in_thread(
     return call
 
 
-def same(source: Any) -> Any:
+def same(source: Callable[[Any], R]) -> R:
     """Returns a property with the value that this property of `sync` has. It must not wait."""
-    return property(lambda self: source.__get__(self.sync), doc=inspect.getdoc(source))
+    made: Any = property(lambda self: source.__get__(self.sync), doc=inspect.getdoc(source))
+    return cast(R, made)
