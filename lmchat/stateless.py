@@ -25,8 +25,6 @@ from turbomind.params import token_id_list, wrong
 class StatelessVerbs(EngineApi):
     """Chat, completion and scoring without a session. Nothing of them is stored."""
 
-    _owns = "it owns threads and memory"
-
     core: Engine
     _runtime: Runtime
     _conversations: Conversations

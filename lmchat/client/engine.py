@@ -105,8 +105,6 @@ class RemoteEngine(EngineApi):
     `core`.
     """
 
-    _owns = "it owns connections"
-
     def __init__(self, url: str, api_key: str | None = None) -> None:
         super().__init__()
         self._connection = Connection(url, api_key)

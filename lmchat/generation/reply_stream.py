@@ -5,15 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
+
+from typing_extensions import Self
 
 from lmchat.errors import InvalidRequest
 from lmchat.forks import watch
 from lmchat.generation.parts import Cursor, Delta, Part, PartsLog, Progress
 from lmchat.generation.reply import Reply
 from lmchat.store.turns import Turn
-
-Own = TypeVar("Own", bound="_Parts")
+from turbomind.closing import Closing
 
 
 class GenerationApi(Protocol):
@@ -80,7 +81,7 @@ class Reading:
             stop(error)
 
 
-class _Parts:
+class _Parts(Closing):
     """Iterates over the parts of a log and over the text in them."""
 
     def __init__(self, cursor: Cursor) -> None:
@@ -99,7 +100,7 @@ class _Parts:
         while (part := self._next()) is not None:
             yield part
 
-    def __iter__(self: Own) -> Own:
+    def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> str:
@@ -125,17 +126,6 @@ class _Parts:
 
     def close(self) -> None:
         """Ends the reading."""
-
-    def __enter__(self: Own) -> Own:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class ReplyStream(_Parts):

@@ -7,10 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime  # noqa: F401 - a hint of SessionInfo, which is evaluated here
-from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
-from typing_extensions import Self, Unpack
+from typing_extensions import Unpack
 
 from lmchat.generation.reply import Reply
 from lmchat.generation.reply_stream import GenerationApi, Reading, ReplyStream
@@ -21,6 +20,7 @@ from lmchat.interface.session import SessionApi
 from lmchat.store.records import Summary
 from lmchat.text.template_class import TemplateInfo
 from turbomind import Residence, Stats
+from turbomind.closing import Closing
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class ModelFacts(Protocol):
         """Format of the KV cache."""
 
 
-class EngineApi(ABC):
+class EngineApi(Closing, ABC):
     """A model and its sessions, in this process (`ChatEngine`) or behind a server (`RemoteEngine`),
     for any number of threads.
 
@@ -166,12 +166,13 @@ class EngineApi(ABC):
 
     @abstractmethod
     def residences(self, sessions: Iterable[Any]) -> list[Residence]:
-        """Returns `SessionApi.residence` of many sessions, here with one request to the engine."""
+        """Returns `SessionApi.residence` of many sessions of this engine, here with one request to
+        the core."""
 
     @abstractmethod
     def predicted_ttfts(self, sessions: Iterable[Any], new_tokens: int = 32) -> list[float]:
-        """Returns `SessionApi.predicted_ttft()` of many sessions, here with one request to the
-        engine."""
+        """Returns `SessionApi.predicted_ttft()` of many sessions of this engine, here with one
+        request to the core."""
 
     @abstractmethod
     def delete(self, name: str, owner: str | None = None) -> None:
@@ -428,19 +429,5 @@ class EngineApi(ABC):
     def close(self) -> None:
         """Stops all generations of this process and stores their tokens. Idempotent."""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def __reduce__(self) -> NoReturn:
-        raise TypeError(f"a {type(self).__name__} cannot be copied or pickled: {self._owns}")
-
-    _owns: str
-    """Why it cannot be copied."""
+        raise TypeError(f"a {type(self).__name__} cannot be copied or pickled: make another one")

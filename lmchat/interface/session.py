@@ -6,10 +6,9 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, NoReturn
 
-from typing_extensions import Self, Unpack
+from typing_extensions import Unpack
 
 from lmchat.generation.reply import Reply
 from lmchat.generation.reply_stream import Follower, GenerationApi, Reading, ReplyStream
@@ -17,6 +16,7 @@ from lmchat.generation.settings import GenerationSettings
 from lmchat.interface.session_facts import SessionFacts
 from lmchat.store.records import Exported
 from lmchat.store.turns import Turn
+from turbomind.closing import Closing
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Branch:
     active: bool
 
 
-class SessionApi(SessionFacts):
+class SessionApi(SessionFacts, Closing):
     """A conversation with its branches, in this process (`Session`) or behind a server
     (`RemoteSession`).
 
@@ -510,17 +510,6 @@ class SessionApi(SessionFacts):
         Raises:
             NotFound: it was deleted before.
         """
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"a {type(self).__name__} cannot be copied or pickled: use fork()")

@@ -40,6 +40,7 @@ LAYERS: dict[str, list[str | tuple[str, ...]]] = {
         "decoder",
     ],
     "turbomind": [
+        "closing",
         "_C",
         "errors",
         "shown",

@@ -10,7 +10,6 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, replace
-from types import TracebackType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -18,6 +17,7 @@ import numpy.typing as npt
 from typing_extensions import Unpack
 
 import turbomind._C as _C
+from turbomind.closing import Closing
 from turbomind.config.device import is_automatic
 from turbomind.config.engine_options import (
     EngineOptions,
@@ -55,7 +55,7 @@ _log = logging.getLogger(__name__)
 _OF_HANDLES = ("salt", "retention_priority")  # of a request, but set where a handle is opened
 
 
-class Engine:
+class Engine(Closing):
     """One model on this machine, for any number of threads and asyncio loops.
 
     Where "auto" has chosen a GPU that refuses the model or has no room for it, the CPU computes:
@@ -501,17 +501,6 @@ class Engine:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("an Engine cannot be copied or pickled: it owns a thread and its memory")
-
-    def __enter__(self) -> Engine:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 _open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
-from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy.typing as npt
 from typing_extensions import Unpack
 
 import turbomind._C as _C
+from turbomind.closing import Closing
 from turbomind.engine.inbox import Inbox
 from turbomind.engine.stream import LoopReader, Stream, collect
 from turbomind.errors import EngineClosed, Error, InvalidRequest
@@ -40,7 +40,7 @@ class HandleOwner(Protocol):
     def _reader(self, inbox: Inbox | None) -> tuple[LoopReader | None, _C.Waker | None]: ...
 
 
-class Handle:
+class Handle(Closing):
     """A sequence whose tokens and KV stay in the engine between requests (SGLang: session).
 
     `Engine.open()` and `fork()` make handles. Dropping a handle closes it. All methods may be
@@ -220,17 +220,6 @@ class Handle:
             self._closed = True
             with contextlib.suppress(EngineClosed):  # a closed engine has closed its handles
                 self._core.close(self._id, bool(save))
-
-    def __enter__(self) -> Handle:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if getattr(self, "_closed", True):

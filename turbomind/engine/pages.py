@@ -10,9 +10,9 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 import turbomind._C as _C
+from turbomind.closing import Closing
 from turbomind.config.limits import explain_limits
 from turbomind.engine.tiers import parse_quota
 from turbomind.machine import parse_bytes
@@ -94,7 +94,7 @@ class Verified:
     damaged: int
 
 
-class PageStore:
+class PageStore(Closing):
     """The folder of pages that engines with `page_folder` write to.
 
     Several stores and engines, also of other processes, may have one folder open. Any thread may
@@ -247,14 +247,3 @@ class PageStore:
     def close(self) -> None:
         """Releases the segment and saves the times of use. Idempotent."""
         self._core.close()
-
-    def __enter__(self) -> PageStore:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import NoReturn, TypeAlias
 
 import turbomind._C as _C
+from turbomind.closing import Closing
 from turbomind.errors import Error, InternalError
 from turbomind.params import integer, of_core, wrong
 
@@ -236,7 +237,7 @@ class LoopWakers:
         return waker, loop
 
 
-class Stream:
+class Stream(Closing):
     """The events of one request, to be read once: by `for`, `async for`, or `poll()`.
 
     Closing it (as a context manager, by `close()`, or by dropping it) cancels the request. Reading
@@ -396,17 +397,6 @@ class Stream:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Stream cannot be copied or pickled: its events can be read once")
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     async def __aenter__(self) -> Stream:
         return self
