@@ -26,7 +26,6 @@ from lmchat.sessions.context import SessionContext
 from lmchat.sessions.generation_starter import (
     REPLANS,
     GenerationStarter,
-    MakePlan,
     placed,
     starting,
 )
@@ -106,11 +105,14 @@ class Session(SessionProperties):
         refuse by an error. No other process can store a turn between both. It may be called several
         times.
         """
+        check_text("text", text)
         stored = check_mapping("metadata", metadata)
-        make_plan = _sending(text, settings, template_variables, stored)
+        variables = check_mapping("template_variables", template_variables)
         place = _place(after, before, system, overflow)
         place = replace(place, keeps_question=keep_question, request=request, check=check)
-        return self._starter.start(make_plan, place)
+        return self._starter.start(
+            lambda planner: planner.send(text, settings, variables, metadata=stored), place
+        )
 
     @override
     def start_continue(
@@ -152,8 +154,9 @@ class Session(SessionProperties):
         **settings: Unpack[GenerationSettings],
     ) -> Generation:
         """Starts `edit()`; `request` and `check` are those of `start_send()`."""
+        check_text("text", text)
         return self._starter.start(
-            _editing(turn, text, settings), _storing(metadata, check, request)
+            lambda planner: planner.edit(turn, text, settings), _storing(metadata, check, request)
         )
 
     def start_resume(
@@ -465,17 +468,6 @@ def _unjournalled(generation: Generation) -> None:
     generation.lease = None
 
 
-def _sending(
-    text: str,
-    settings: GenerationSettings,
-    template_variables: Mapping[str, Any] | None,
-    metadata: Mapping[str, Any] | None = None,
-) -> MakePlan:
-    check_text("text", text)
-    variables = check_mapping("template_variables", template_variables)
-    return lambda planner: planner.send(text, settings, variables, metadata=metadata)
-
-
 def _place(
     after: int | None,
     before: Sequence[Mapping[str, Any]],
@@ -500,8 +492,3 @@ def _storing(
 ) -> Place:
     """Returns the last reply as the place, with metadata for the next one."""
     return Place(metadata=check_mapping("metadata", metadata), request=request, check=check)
-
-
-def _editing(turn: int, text: str, settings: GenerationSettings) -> MakePlan:
-    check_text("text", text)
-    return lambda planner: planner.edit(turn, text, settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, TypeVar
@@ -256,19 +257,19 @@ class SessionProperties(SessionApi):
             planned = plan(record)
             if planned is None:
                 return
-            made, fields = planned
-
-            def move(
-                made: list[Turn] = made, fields: dict[str, Any] = fields, seen: int = seen
-            ) -> Change[None]:
-                if self._writer.seen != seen:  # the conversation has moved on
-                    raise Moved
-                return Change(None, {**fields, **more()}, made)
-
             with contextlib.suppress(Moved):
-                self._change(move, what)
+                self._change(functools.partial(self._move, planned, more, seen), what)
                 return
         raise overtaken(self._record)
+
+    def _move(
+        self, planned: Planned, more: Callable[[], dict[str, Any]], seen: int
+    ) -> Change[None]:
+        """Adds turns and changes fields, unless the conversation has moved on since."""
+        if self._writer.seen != seen:
+            raise Moved
+        made, fields = planned
+        return Change(None, {**fields, **more()}, made)
 
 
 def _title(given: str) -> str:
@@ -288,6 +289,12 @@ def _system(given: str) -> str:
     return given
 
 
+def _pinned(given: bool) -> bool:
+    if not isinstance(given, bool):
+        raise wrong("pinned", given, "True or False")
+    return given
+
+
 _CHECKS: dict[str, Callable[[Any], Any]] = {
     "title": _title,
     "tags": check_tags,
@@ -297,7 +304,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "history": check_history,
     "overflow": check_overflow,
     "system": _system,
-    "pinned": bool,
+    "pinned": _pinned,
 }
 """Property that can be set -> what checks a value of it and returns the one that is stored."""
 
