@@ -16,6 +16,7 @@ from lmchat.aio.stream import AsyncFollower
 from lmchat.aio.threads import shared
 from lmchat.errors import ContextFull, Error, InvalidRequest, NotFound, Overloaded, SessionBusy
 from lmchat.generation.generation import Generation
+from lmchat.interface.session import Branch
 from lmchat.public_text import public_message, public_notice
 from lmchat.server.errors import HttpError, log_failure
 from lmchat.server.forecasts import forecasts_by_id
@@ -115,7 +116,7 @@ class Chat:
         found = rounds(turns, self._engine.max_context, dropped)
         facts = facts_of(session, found, mark.rounds)
         numbers = [fact["number"] for fact in facts["rounds"]]
-        lists = [await session.branches(n) if n >= 0 else [] for n in numbers]
+        lists = await asyncio.gather(*(_branches(session, n) for n in numbers))
         for fact, branches in zip(facts["rounds"], lists, strict=True):
             active = [one.index for one in branches if one.active]
             fact["branch"] = [*active[:1], len(branches)] if len(branches) > 1 else None
@@ -337,6 +338,11 @@ def number(asked: Asked, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidRequest(f"{name} is {str(value)[:100]!r}, expected a number")
     return value
+
+
+async def _branches(session: AsyncSession, turn: int) -> list[Branch]:
+    """Returns the branches at a user turn; none at one that was dropped from the prompt."""
+    return [] if turn < 0 else await session.branches(turn)
 
 
 async def running(session: AsyncSession) -> AsyncFollower | None:
